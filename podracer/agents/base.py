@@ -162,8 +162,15 @@ class Functions(abc.ABC):
         """`learning.update.apply` with the agent's optimiser; `how` are its further arguments."""
         return update.apply(loss, learner, batch, optimizer=self.optimizer, learning_rate=learning_rate, **how)
 
-    def bundle(self, name: str, *, cautions: tuple[Caution, ...] = (), **others: Any) -> Agent:
-        """The agent of these functions; `others` are further fields of it.
+    def bundle(
+        self,
+        name: str,
+        *,
+        cautions: tuple[Caution, ...] = (),
+        batch_loss: Callable[..., tuple[jax.Array, Metrics]] | None = None,
+        **others: Any,
+    ) -> Agent:
+        """The agent of these functions; `others` are further fields of it, `batch_loss` is under `DATA_AXES`.
 
         Raises:
           ValueError: for a mask of actions that does not fit the actions, or resets that do not fit the network.
@@ -194,6 +201,7 @@ class Functions(abc.ABC):
             learn=learn,
             hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
+            loss=collectives.alone(batch_loss) if batch_loss else None,
             **others,
         )
 

@@ -246,7 +246,8 @@ def make(
             f"chunk_length={config.chunk_length}: without a core, single transitions are shuffled; leave it out."
         )
     rule = config.make_optimizer(optimizer)
-    return _PPO(spec, config, network, rule, loss, distribution).bundle("ppo")
+    functions = _PPO(spec, config, network, rule, loss, distribution)
+    return functions.bundle("ppo", batch_loss=functions.batch_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -290,14 +291,7 @@ class _PPO(base.Functions):
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         config = self.config
-        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
-        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
-        normalizers = self._update_normalizers(learner.aux, trajectory)
-        trajectory = trajectory._replace(
-            timesteps=self._preprocess(trajectory.timesteps, learner.aux.observation),
-            actor_state=trajectory.actor_state.network,
-        )
-        samples = self._samples(learner, trajectory, normalizers.returns)
+        samples, normalizers = self._samples(learner, trajectory)
 
         # K epochs of minibatches (algorithm 1). The advantages of all minibatches, [epochs * minibatches, T, n], are
         # normalised before the loop, by one sum over shards instead of one a minibatch.
@@ -312,13 +306,8 @@ class _PPO(base.Functions):
             advantage, weight = weights
             return minibatches.take(samples, units)._replace(advantage=advantage, weight=weight)
 
-        def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
-            total, metrics = self.loss(outputs, values, batch, self.distribution, learner.hyper, config)
-            return total, (metrics, ())
-
         learner, metrics = minibatches.run(
-            loss,
+            functools.partial(self._loss_of_units, learner.hyper),
             learner,
             minibatch,
             order,
@@ -330,6 +319,21 @@ class _PPO(base.Functions):
             split=minibatches.split,
         )
         return learner._replace(aux=normalizers), metrics
+
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        # All units are one minibatch; advantages and targets are constants, as they are while parameters move.
+        samples, _ = self._samples(learner._replace(params=lax.stop_gradient(learner.params)), trajectory)
+        total, (metrics, _) = self._loss_of_units(learner.hyper, params, normalize_minibatch(samples, self.config))
+        return total, metrics
+
+    def _loss_of_units(
+        self, hyper: dict[str, jax.Array], params: ArrayTree, batch: Samples
+    ) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+        outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
+        total, metrics = self.loss(outputs, values, batch, self.distribution, hyper, self.config)
+        return total, (metrics, ())
 
     def _preprocess(self, timesteps: TimeStep, observation_moments: ArrayTree) -> TimeStep:
         """Clips rewards and normalises observations, as the config says."""
@@ -354,8 +358,13 @@ class _PPO(base.Functions):
             discounted_return = moments.merge(discounted_return, trajectory.extras["discounted_return"], valid)
         return Normalizers(observation, discounted_return)
 
-    def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
+    def _samples(self, learner: LearnerState, trajectory: Trajectory) -> tuple[Samples, Normalizers]:
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
+        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
+        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
+        normalizers = self._update_normalizers(learner.aux, trajectory)
+        timesteps = self._preprocess(trajectory.timesteps, learner.aux.observation)
+        trajectory = trajectory._replace(timesteps=timesteps, actor_state=trajectory.actor_state.network)
         # Acting records no values: they are computed here for all T + 1 rows, with the bootstrap value in row T.
         inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
         apply, step = functools.partial(self.network.apply, learner.params), returns.transitions(trajectory)
@@ -364,7 +373,7 @@ class _PPO(base.Functions):
         # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
         if self.config.normalize_rewards:
-            scale = lax.rsqrt(return_moments.variance + 1e-8)
+            scale = lax.rsqrt(normalizers.returns.variance + 1e-8)
             step = step._replace(reward=jnp.clip(step.reward * scale, -10.0, 10.0))
         advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
         samples = Samples(
@@ -379,8 +388,8 @@ class _PPO(base.Functions):
         )
         # A unit is a lane where the network is recurrent, or a chunk of one, else a transition.
         if self.network.recurrent:
-            return minibatches.cut(samples, chunk_length)
-        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
+            return minibatches.cut(samples, chunk_length), normalizers
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples), normalizers
 
 
 def _map_moments(function: Callable[..., Any], running: ArrayTree, *trees: ArrayTree) -> ArrayTree:

@@ -26,7 +26,17 @@ from podracer.learning import update
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import ActorParams, Agent, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep, Trajectory
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    ReplaySpec,
+    TimeStep,
+    Trajectory,
+)
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
 RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
@@ -206,7 +216,8 @@ def make(
         **nets.frame_context(config.frame_stack),
     )
     functions = _VTrace(spec, config, network, rule, loss, distribution)
-    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
+    replays = replay if config.replay_fraction else None
+    return functions.bundle("vtrace", replay=replays, batch_loss=functions.batch_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,10 +236,25 @@ class _VTrace(base.Functions):
     def learn(
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
+        loss, trajectory = self._loss_of_lanes(learner, trajectory)
+        # One gradient step a batch.
+        rate = self.learning_rate(learner, progress)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
+        return learner, metrics | update.rate_metric(rate)
+
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        loss, trajectory = self._loss_of_lanes(learner, trajectory)
+        total, (metrics, _) = loss(params, trajectory)
+        return total, metrics
+
+    def _loss_of_lanes(self, learner: LearnerState, trajectory: Trajectory) -> tuple[update.Loss, Trajectory]:
+        """The loss of some lanes of a trajectory, and the trajectory as it takes it."""
         trajectory = trajectory._replace(timesteps=self._with_rewards(trajectory.timesteps))
         count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
 
-        def loss(params: Any, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+        def loss(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             # pi and V of all rows, by the parameters that are learnt.
             outputs, values = nets.unroll(self.network, params, trajectory)
             total, metrics = self.loss(
@@ -236,10 +262,7 @@ class _VTrace(base.Functions):
             )
             return total, (metrics, ())
 
-        # One gradient step a batch.
-        rate = self.learning_rate(learner, progress)
-        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
-        return learner, metrics | update.rate_metric(rate)
+        return loss, trajectory
 
     def _with_rewards(self, timesteps: TimeStep) -> TimeStep:
         return timesteps._replace(reward=transform_reward(timesteps.reward, self.config.reward_transform))

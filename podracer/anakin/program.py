@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec
 from podracer import spaces, topology
 from podracer.anakin.call import Limits, Report
 from podracer.anakin.loop import Member, ShardUpdates, UnfinishedFn, UpdateShardFn, run
-from podracer.anakin.rollout import Actors, Settings, rollout
 from podracer.anakin.pure_update import init_member
+from podracer.anakin.rollout import Actors, Settings, rollout
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
