@@ -18,6 +18,7 @@ from tests.support import counting, harness
 COUNTING = counting.CountingEnvironment()
 T, B, S = 5, 8, 2
 TOTAL_STEPS = 300
+NIGHTLY = (pytest.mark.nightly, pytest.mark.slow)
 
 
 @functools.cache
@@ -34,7 +35,9 @@ def progress_of(member: loop.Member) -> jax.Array:
     return jnp.minimum(member.env_steps.to_float() / TOTAL_STEPS, 1.0)
 
 
-@pytest.mark.parametrize("name", ["vtrace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "pqn"))])
+@pytest.mark.parametrize(
+    "name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("pqn", marks=NIGHTLY)]
+)
 def test_steps_are_the_programs_updates(name: str) -> None:
     """Bit by bit: learner, actors, counts, and the sums of metrics and episodes."""
     agent = agent_of(name)
