@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from envs_jax.adapters.gymnax import from_gymnax
     from envs_jax.adapters.jumanji import from_jumanji
     from envs_jax.adapters.playground import from_playground
-    from podracer import agents, distributions, nets, returns, spaces, types
+    from podracer import agents, anakin, distributions, nets, returns, spaces, types
     from podracer.errors import (
         ActorError,
         CheckpointError,
@@ -55,6 +55,7 @@ __all__ = [
     "TrainingDivergedError",
     "__version__",
     "agents",
+    "anakin",
     "distributions",
     "from_brax",
     "from_gymnax",

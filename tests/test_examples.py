@@ -39,6 +39,16 @@ def test_a_loss_of_ones_own():
         assert row["policy/kl"] > 0
 
 
+@pytest.mark.nightly
+@pytest.mark.slow  # the notebook 6_meta_gradients has the same code
+def test_a_discount_that_is_learnt(capsys):
+    module = example("meta_gradient")
+    module.main(total_steps=2 * module.make()[-1])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "gamma 0.500" not in lines[-1]
+
+
 NETWORKS = ["linen_mlp", "nnx_mlp", "equinox_mlp", "haiku_mlp", "linen_gru"]
 
 

@@ -163,7 +163,13 @@ class Functions(abc.ABC):
         return update.apply(loss, learner, batch, optimizer=self.optimizer, learning_rate=learning_rate, **how)
 
     def bundle(
-        self, name: str, *, cautions: tuple[Caution, ...] = (), unused: tuple[str, ...] = (), **others: Any
+        self,
+        name: str,
+        *,
+        cautions: tuple[Caution, ...] = (),
+        unused: tuple[str, ...] = (),
+        batch_loss: Callable[..., tuple[jax.Array, Metrics]] | None = None,
+        **others: Any,
     ) -> Agent:
         """The agent of these functions.
 
@@ -171,6 +177,7 @@ class Functions(abc.ABC):
           name: of the agent.
           cautions: of its metrics.
           unused: tunable numbers that it does not use with its settings, beside those of its optimiser.
+          batch_loss: the loss that `learn` follows, under `DATA_AXES`, which becomes `Agent.loss`.
           others: further fields of the agent.
 
         Raises:
@@ -202,6 +209,7 @@ class Functions(abc.ABC):
             learn=learn,
             hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
+            loss=collectives.alone(batch_loss) if batch_loss else None,
             **others,
         )
 

@@ -258,7 +258,8 @@ def make(
             "such as optimizer=lambda learning_rate: optax.adam(learning_rate)."
         )
     unused = ("reward_scale",) if config.normalize_rewards else ()
-    return _PPO(spec, config, network, rule, loss, distribution).bundle("ppo", unused=unused)
+    functions = _PPO(spec, config, network, rule, loss, distribution)
+    return functions.bundle("ppo", unused=unused, batch_loss=functions.batch_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -300,14 +301,7 @@ class _PPO(base.Functions):
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         config = self.config
-        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
-        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
-        normalizers = config.update_normalizers(Normalizers(*learner.aux[:2]), trajectory)
-        trajectory = trajectory._replace(
-            timesteps=config.preprocess(trajectory.timesteps, learner.aux.observation),
-            actor_state=trajectory.actor_state.network,
-        )
-        samples = self._samples(learner, trajectory, normalizers.returns)
+        samples, normalizers = self._samples(learner, trajectory)
 
         # K epochs of minibatches (algorithm 1). The advantages of all minibatches, [epochs * minibatches, T, n], are
         # normalised before the loop, by one sum over shards instead of one a minibatch.
@@ -322,19 +316,10 @@ class _PPO(base.Functions):
             advantage, weight = weights
             return minibatches.take(samples, units)._replace(advantage=advantage, weight=weight)
 
-        hyper = learner.hyper
-        if config.clip_epsilon_decay:
-            hyper = {**hyper, "clip_epsilon": hyper["clip_epsilon"] * (1.0 - progress)}
-
-        def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
-            total, metrics = self.loss(outputs, values, batch, self.distribution, hyper, config)
-            return total, (metrics, ())
-
         # An adapted rate goes on where the last rollout left it.
         rate = self.learning_rate(learner, progress) if config.target_kl is None else learner.aux.learning_rate
         learner, metrics = minibatches.run(
-            loss,
+            functools.partial(self._loss_of_units, learner.hyper, progress),
             learner,
             minibatch,
             order,
@@ -349,8 +334,32 @@ class _PPO(base.Functions):
         rate = () if config.target_kl is None else metrics["grad/learning_rate"]
         return learner._replace(aux=PPOAux(*normalizers, rate)), metrics
 
-    def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        # All units are one minibatch; advantages and targets are constants, as they are while parameters move.
+        samples, _ = self._samples(learner._replace(params=lax.stop_gradient(learner.params)), trajectory)
+        samples = normalize_minibatch(samples, self.config)
+        total, (metrics, _) = self._loss_of_units(learner.hyper, progress, params, samples)
+        return total, metrics
+
+    def _loss_of_units(
+        self, hyper: Mapping[str, jax.Array], progress: jax.Array, params: ArrayTree, batch: Samples
+    ) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+        hyper = dict(hyper)
+        if self.config.clip_epsilon_decay:
+            hyper["clip_epsilon"] = hyper["clip_epsilon"] * (1.0 - progress)
+        outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
+        total, metrics = self.loss(outputs, values, batch, self.distribution, hyper, self.config)
+        return total, (metrics, ())
+
+    def _samples(self, learner: LearnerState, trajectory: Trajectory) -> tuple[Samples, Normalizers]:
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
+        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
+        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
+        normalizers = self.config.update_normalizers(Normalizers(*learner.aux[:2]), trajectory)
+        timesteps = self.config.preprocess(trajectory.timesteps, learner.aux.observation)
+        trajectory = trajectory._replace(timesteps=timesteps, actor_state=trajectory.actor_state.network)
         # Acting records no values: they are computed here for all T + 1 rows, with the bootstrap value in row T.
         inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
         apply, step = functools.partial(self.network.apply, learner.params), returns.transitions(trajectory)
@@ -358,7 +367,7 @@ class _PPO(base.Functions):
         values, core = minibatches.unroll(apply, inputs, core, chunk_length)
         # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = step._replace(
-            reward=self.config.scale_rewards(step.reward, return_moments, learner.hyper),
+            reward=self.config.scale_rewards(step.reward, normalizers.returns, learner.hyper),
             discount=learner.hyper["discount"] * step.discount,
         )
         advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
@@ -374,5 +383,7 @@ class _PPO(base.Functions):
         )
         # A unit is a lane where the network is recurrent, or a chunk of one, else a transition.
         if self.network.recurrent:
-            return minibatches.cut(samples, chunk_length)
-        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
+            samples = minibatches.cut(samples, chunk_length)
+        else:
+            samples = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
+        return samples, normalizers

@@ -253,7 +253,8 @@ def make(
         **nets.frame_context(config.frame_stack),
     )
     functions = _VTrace(spec, config, network, rule, loss, distribution)
-    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
+    replays = replay if config.replay_fraction else None
+    return functions.bundle("vtrace", replay=replays, batch_loss=functions.batch_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -283,6 +284,13 @@ class _VTrace(base.Functions):
         rate = self.learning_rate(learner, progress)
         learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
         return learner, metrics | of_values | update.rate_metric(rate)
+
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        loss, trajectory = self._loss_of_lanes(learner, trajectory)
+        total, (metrics, _) = loss(params, trajectory)
+        return total, metrics
 
     def _loss_of_lanes(self, learner: LearnerState, trajectory: Trajectory) -> tuple[update.Loss, Trajectory]:
         """The loss of some lanes of a trajectory, and the trajectory as it takes it."""

@@ -26,13 +26,13 @@ from jax.sharding import PartitionSpec
 from podracer import spaces, topology
 from podracer.anakin.call import Limits, Report
 from podracer.anakin.loop import Member, ShardUpdates, UnfinishedFn, UpdateShardFn, run
+from podracer.anakin.pure_update import init_member
 from podracer.anakin.rollout import Actors, Settings, rollout
-from podracer.environments import autoreset
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
 from podracer.learning.replay_steps import Counts
-from podracer.run.driver import RunState, run_keys
+from podracer.run.driver import RunState
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, ahead
 from podracer.types import Agent, ArrayTree, Environment, LearnerState, Trajectory
 
@@ -223,10 +223,7 @@ class _States:
         return members.to_state(self._learning.counts())
 
     def _init_member(self, seed: jax.Array, hyper: dict[str, jax.Array], shards: jax.Array) -> Member:
-        learner_key, actor_key, _ = run_keys(seed)
-        state = self._agent.init(learner_key, hyper)
-        init_actors = functools.partial(_init_actors, self._agent, self._environment, self._layout, actor_key)
-        return Member(state, jax.vmap(init_actors)(shards), Counter.of(0), ())
+        return init_member(self._agent, self._environment, self._layout, seed, hyper, shards)
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
@@ -245,15 +242,6 @@ def _broadcast(prefix: RunState, state: RunState) -> RunState:
     counts, ring = (broadcast(s, part) for s, part in zip(prefix.replay_state[:2], state.replay_state))
     learner, actors, env_steps = (broadcast(s, part) for s, part in zip(prefix[:3], state[:3]))
     return RunState(learner, actors, env_steps, ReplayState(counts, ring))
-
-
-def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: jax.Array, shard: jax.Array) -> Actors:
-    # Keys and lane ids belong to a shard, so that results do not depend on the number of devices.
-    B = layout.envs_per_shard
-    reset_key, key = jax.random.split(jax.random.fold_in(key, shard))
-    lane = shard * B + jnp.arange(B, dtype=jnp.int32)
-    lanes = autoreset.reset_lanes(environment, jax.random.split(reset_key, B))
-    return Actors(lanes, agent.start(lane, layout.num_envs), lane, key)
 
 
 def _trajectory(

@@ -17,6 +17,8 @@ class OptimizerConfig:
       optimizer: see `podracer.learning.optimizer.make`; `make(..., optimizer=)` and `train(..., optimizer=)` take your
         own.
       optimizer_eps: its epsilon.
+      optimizer_eps_root: of "adam": added under its square root. Above 0, such as 1e-12, gradients through an update
+        (`podracer.anakin.update`) are finite.
       weight_decay: of "adamw" and "muon": each step takes this share, times the learning rate, of every matrix.
       learning_rate_schedule: the course of the learning rate over `total_steps`: "constant", or "linear" or "cosine",
         which fall to 0.
@@ -25,6 +27,7 @@ class OptimizerConfig:
 
     optimizer: optimizer.Name = "adam"
     optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_eps_root: float = configs.field(0.0, low=0.0)
     weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "linear"
     learning_rate_warmup: float = configs.field(0.0, low=0.0, high=1.0)
@@ -34,17 +37,19 @@ class OptimizerConfig:
     ) -> optimizer.Optimizer:
         """The user's optimiser, or the config's if None.
 
-        Args:
-          own: the user's.
-          l2_cost: see `optimizer.Optimizer`.
-          name: instead of the field's.
-          others: further arguments of `optimizer.make`.
+          Args:
+            own: the user's.
+            l2_cost: see `optimizer.Optimizer`.
+            name: instead of the field's.
+            others: further arguments of `optimizer.make`.
 
-        Raises:
-          OptimizerError: where the user's has a rate of its own, and the config a schedule.
+          Raises:
+            OptimizerError: where the user's has a rate of its own, and the config a schedule.
+        ValueError: for an `optimizer_eps_root` that the config's does not have.
         """
         if own is None:
-            return optimizer.make(name or self.optimizer, **others)._replace(l2_cost=l2_cost)
+            name, eps_root = name or self.optimizer, self.optimizer_eps_root
+            return optimizer.make(name, eps_root=eps_root, **others)._replace(l2_cost=l2_cost)
         scheduled = self.learning_rate_schedule != "constant" or self.learning_rate_warmup > 0.0
         remedy = "learning_rate_schedule='constant' and learning_rate_warmup=0" if scheduled else ""
         return optimizer.of(own, remedy)._replace(l2_cost=l2_cost)
