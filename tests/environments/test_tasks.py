@@ -93,7 +93,8 @@ def roll(environment: Any, reset_pool: int | None = None, updates: int = 2, lane
         )
     )
     for i in range(updates):
-        actors, trajectory, episodes = act(actors, jax.random.key(i))
+        with jax.debug_key_reuse(True):
+            actors, trajectory, episodes = act(actors, jax.random.key(i))
         found.append((harness.numbers_of(trajectory), jax.device_get(episodes)))
     return found
 
