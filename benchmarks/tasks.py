@@ -30,7 +30,6 @@ from podracer.environments.tasks import Tasks
 from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-FILE = RESULTS / "tasks.json"
 SEEDS = 3
 
 Returns = Mapping[str, float]
@@ -111,22 +110,22 @@ def measured(row: Row) -> tuple[list[Returns], list[dict[str, Any]]]:
     return final, curves
 
 
-def draw(name: str, curves: list[dict[str, Any]]) -> None:
+def draw(program: str, name: str, curves: list[dict[str, Any]]) -> None:
     """Draws a line for each task."""
     tasks = [task for task in curves[0] if task not in ("member", "env_steps")]
     histories = {
         task: [{"member": x["member"], "env_steps": x["env_steps"], "eval/return_mean": x[task]} for x in curves]
         for task in tasks
     }
-    path = RESULTS / f"tasks-{name.replace(', ', '-').replace(' ', '_')}.png"
+    path = RESULTS / f"{program}-{name.replace(', ', '-').replace(' ', '_')}.png"
     plots.learning_curve(histories, path, title=f"V-trace, one policy: {name}", metric="eval/return_mean")
 
 
-def write(name: str) -> bool:
-    """Measures a row, writes it and its picture, and says whether its bound holds."""
-    row, start = ROWS[name], time.perf_counter()
+def write(program: str, name: str, rows: Mapping[str, Row], picture: bool) -> bool:
+    """Measures a row, writes it and perhaps its picture, and says whether its bound holds."""
+    row, start, file = rows[name], time.perf_counter(), RESULTS / f"{program}.json"
     final, curves = measured(row)
-    found = json.loads(FILE.read_text())["results"] if FILE.exists() else {}
+    found = json.loads(file.read_text())["results"] if file.exists() else {}
     found[name] = {
         "returns": final,
         "bound": row.bound,
@@ -135,24 +134,26 @@ def write(name: str) -> bool:
         "settings": dict(row.settings),
         "seconds": round(time.perf_counter() - start, 1),
         "commit": measure.commit(),
-        "command": f"python benchmarks/tasks.py --only {name.replace(',', '')}",
+        "command": f"python benchmarks/{program}.py --only {name.replace(',', '')}",
         "curves": curves,
     }
-    measure.write(FILE, "python benchmarks/tasks.py", {"seeds": SEEDS}, {k: found[k] for k in ROWS if k in found})
-    draw(name, curves)
+    measure.write(file, f"python benchmarks/{program}.py", {"seeds": SEEDS}, {k: found[k] for k in rows if k in found})
+    if picture:
+        draw(program, name, curves)
     print(f"{name}: {final} ({found[name]['seconds']:.0f} s)", flush=True)
     return found[name]["holds"]
 
 
-def main() -> int:
+def main(program: str, rows: Mapping[str, Row], pictures: bool = True) -> int:
     """Runs the rows that are asked for; the exit code says whether all reach their bounds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
     only = parser.parse_args().only
-    missed = [name for name in ROWS if all(word in name for word in only) and not write(name)]
+    asked = [name for name in rows if all(word in name for word in only)]
+    missed = [name for name in asked if not write(program, name, rows, pictures)]
     print("\n".join(f"missed: {name}" for name in missed) or "all rows hold")
     return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("tasks", ROWS))

@@ -32,6 +32,8 @@ from podracer.nets.networks import (
     make,
     make_q,
     num_actions,
+    value_head,
+    with_value_head,
 )
 from podracer.nets.noise import perturb
 
@@ -69,6 +71,8 @@ __all__ = [
     "start",
     "step",
     "unroll",
+    "value_head",
     "with_frames",
+    "with_value_head",
     "without_frames",
 ]

@@ -36,6 +36,9 @@ ComputeDtype = Literal["float32", "bfloat16"]
 FEW = 32
 """Arrays of bytes below this are codes, such as MiniGrid's kinds of objects, if they have more than two values."""
 
+VALUE_HEAD = "value"
+"""The layer of parameters that makes values of features."""
+
 EMBEDDING = 16
 """Units for the codes of a cell, as in XLand-MiniGrid (Nikulin et al. 2024)."""
 
@@ -52,6 +55,7 @@ def make(
     layer_norm: bool = False,
     width: int = 1,
     depth: int = 2,
+    num_values: int | None = None,
 ) -> Network:
     """Makes the standard network for an environment: torso, optional core, a policy head and a value head.
 
@@ -72,6 +76,7 @@ def make(
       layer_norm: True puts `layers.LayerNorm` after each layer of the torso.
       width: of "resnet"; multiplies its channels (SEED RL, table 4: 1, 2 or 4).
       depth: of "resnet"; residual blocks of each of its three sections.
+      num_values: K, values of a row, which are then [T, B, K]; None for one value, [T, B].
 
     Raises:
       ValueError: for a convolutional torso on observations that are not images, or smaller than it needs.
@@ -87,6 +92,7 @@ def make(
         separate=separate,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
+        num_values=num_values,
     )
     return _network(spec, module, core)
 
@@ -149,6 +155,16 @@ def make_q(
         noise=noise,
     )
     return _network(spec, module, core)
+
+
+def value_head(params: ArrayTree) -> ArrayTree:
+    """The value head's `kernel` [F, K] and `bias` [K], of parameters of `make`'s network."""
+    return params["params"][VALUE_HEAD]
+
+
+def with_value_head(params: ArrayTree, head: ArrayTree) -> ArrayTree:
+    """The parameters of `make`'s network with another value head."""
+    return params | {"params": params["params"] | {VALUE_HEAD: head}}
 
 
 def num_actions(spec: EnvSpec) -> int:
@@ -325,6 +341,7 @@ class ActorCritic(nn.Module):
     separate: bool
     num_outputs: int
     free_scale: bool
+    num_values: int | None = None
 
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
@@ -339,8 +356,8 @@ class ActorCritic(nn.Module):
         if self.free_scale:
             log_std = self.param("log_std", nn.initializers.zeros, (num_heads,))
             outputs = jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
-        values = Dense(1, scale=1.0, name="value")(value_features)[..., 0]
-        return outputs, values, state
+        values = Dense(self.num_values or 1, scale=1.0, name=VALUE_HEAD)(value_features)
+        return outputs, values if self.num_values else values[..., 0], state
 
 
 class ActionValues(nn.Module):
