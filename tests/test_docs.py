@@ -52,6 +52,7 @@ def test_there_are_guides():
         "add_network",
         "resume",
         "sweeps",
+        "tasks",
         "deployment",
         "atari",
         "search",
