@@ -26,7 +26,7 @@ class PBT:
       fraction: of "truncation" (Jaderberg: 0.2).
       threshold: of "impala", in units of the score (IMPALA: 0.05).
       factor: a number that varies is multiplied by `factor` or 1 / `factor` (IMPALA: 1.2; Jaderberg: 1.2 or 0.8).
-      probability: of each number to vary (IMPALA: 0.33; Jaderberg: 1).
+      probability: of each number to vary; if None that of the rule's paper, 1 for "truncation" and 0.33 for "impala".
       min_episodes: a member takes part once so many of its episodes have ended since it last did (IMPALA: 5,000).
       hyper: names of the tunable numbers that vary (IMPALA: RMSProp's epsilon, learning rate, entropy cost).
       score: returns that count as 0 and as 1, of each task in turn: its mean return is scaled by them and cut at 1, and
@@ -39,7 +39,7 @@ class PBT:
     fraction: float = configs.field(0.2, low=0.0, high=0.5)
     threshold: float = configs.field(0.05, low=0.0)
     factor: float = configs.field(1.2, low=1.0)
-    probability: float = configs.field(0.33, low=0.0, high=1.0)
+    probability: float | None = configs.field(None, low=0.0, high=1.0)
     min_episodes: int = configs.field(20, low=1)
     hyper: tuple[str, ...] = ("learning_rate",)
     score: tuple[float, ...] | None = None
@@ -63,6 +63,12 @@ class PBT:
         paper = {"burn_in": 5_000_000, "rule": "impala", "min_episodes": 5_000}
         paper |= {"hyper": ("optimizer_eps", "learning_rate", "entropy_cost")}
         return cls(interval, score=score, **(paper | others))
+
+    @property
+    def chance(self) -> float:
+        """The probability of each number to vary, where the rule allows it."""
+        of_paper = 0.33 if self.rule == "impala" else 1.0
+        return of_paper if self.probability is None else self.probability
 
     def milestone(self, generation: int) -> int:
         """The environment steps at which a generation ends, from 0 on."""

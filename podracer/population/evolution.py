@@ -167,7 +167,7 @@ def measure(pbt: PBT, episodes: EpisodeStats, finite: jax.Array) -> tuple[jax.Ar
     means = episodes.return_sum.reshape(counts.shape) / jnp.maximum(counts, 1)
     if pbt.score is not None:
         # The mean capped normalised score (IMPALA, appendix B), with the score's own ends.
-        low, high = jnp.array(pbt.score[::2]), jnp.array(pbt.score[1::2])
+        low, high = jnp.array(pbt.score).reshape(-1, 2).T[:, None]
         means = jnp.minimum(1.0, (means - low) / (high - low))
     fitness, count = jnp.mean(means, axis=1), jnp.sum(counts, axis=1)
     played = jnp.all(counts > 0, axis=1)
@@ -187,22 +187,22 @@ def impala(pbt: PBT, fitness: jax.Array, ready: jax.Array, choice: jax.Array) ->
 def truncation(pbt: PBT, fitness: jax.Array, ready: jax.Array, choice: jax.Array) -> jax.Array:
     """Parents int32 [P] by Jaderberg's truncation: the worst members copy random ones of the best.
 
-    Members of equal fitness are ordered by number, and do not copy each other.
+    Members of equal fitness are ordered by number, and copy each other too: only copies vary their numbers.
     """
     population = fitness.shape[0]
     own = jnp.arange(population, dtype=jnp.int32)
     some = max(1, round(pbt.fraction * population))
     order = jnp.lexsort((own, fitness, ~ready))  # those that are ready first, from worst to best
     rank, num_ready = jnp.argsort(order), jnp.sum(ready.astype(jnp.int32))
-    best = jnp.floor(choice * jnp.minimum(some, num_ready)).astype(jnp.int32)
+    best = jnp.floor(choice * jnp.minimum(some, num_ready).astype(jnp.float32)).astype(jnp.int32)
     other = order[jnp.maximum(num_ready - 1 - best, 0)].astype(jnp.int32)
-    copies = ready & (rank < some) & (fitness[other] > fitness)
+    copies = ready & (rank < some) & (fitness[other] >= fitness)
     return jnp.where(copies, other, own)
 
 
 def explore(pbt: PBT, value: jax.Array, limits: tuple[float, float], draw: jax.Array, varies: jax.Array) -> jax.Array:
     """A number [P] multiplied by `factor` or 1 / `factor`, as probable as each other, and cut to its limits."""
-    p = pbt.probability
+    p = pbt.chance
     factor = jnp.where(draw < p / 2, pbt.factor, jnp.where(draw < p, 1.0 / pbt.factor, 1.0))
     return jnp.where(varies, jnp.clip(value * factor, *limits), value)
 
