@@ -15,13 +15,11 @@ import numpy as np
 from podracer.population.evolution import Lineage
 from podracer.run import metrics, rundir
 from podracer.run.driver import EvolvingDriver, RunState
+from podracer.run.generation_rows import FILE, read
 from podracer.run.record import Experiment
 from podracer.system import files
 from podracer.topology import here
 from podracer.topology.processes import Processes
-
-FILE = "pbt.jsonl"
-"""The file of a run directory with a row for each member and generation."""
 
 
 class Generations:
@@ -66,11 +64,11 @@ class Generations:
         """Ends a generation; `state` is consumed."""
         with self._processes.collective():
             state, lineage = self._driver.evolve(state)
-            lineage = jax.device_get(here(lineage))
+            lineage, updates = jax.device_get(here((lineage, state.learner.num_updates)))
         self.hyper = {name: np.asarray(value) for name, value in lineage.hyper_after.items()}
         if self._file:
             with rundir.writing(pathlib.Path(self._file.name)):
-                self._file.writelines(map(_line, _rows(lineage, env_steps, self._done)))
+                self._file.writelines(map(_line, _rows(lineage, env_steps, int(np.max(updates)), self._done)))
                 self._file.flush()
         self._done += 1
         return state
@@ -87,20 +85,10 @@ class Generations:
             self._file.close()
 
 
-def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a `pbt.jsonl`; a last line that was cut off is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
-
-
-def _rows(lineage: Lineage, env_steps: int, generation: int) -> Iterator[metrics.Row]:
+def _rows(lineage: Lineage, env_steps: int, updates: int, generation: int) -> Iterator[metrics.Row]:
     """Rows of a generation, without a fitness that is not finite."""
     for member in range(len(lineage.parent)):
-        row: metrics.Row = {"env_steps": env_steps, "generation": generation, "member": member}
+        row: metrics.Row = {"env_steps": env_steps, "updates": updates, "generation": generation, "member": member}
         row |= {"parent": int(lineage.parent[member]), "copied": bool(lineage.copied[member])}
         row |= {"ready": bool(lineage.ready[member]), "episodes": int(lineage.count[member])}
         if math.isfinite(lineage.fitness[member]):
