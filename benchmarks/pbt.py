@@ -129,7 +129,13 @@ def main() -> int:
         lineage.picture(runs / f"{arguments.envs[-1]}-impala-0", RESULTS / "pbt-population.png")
     lines = [line for env in found for line in failures(env, found[env])]
     print("\n".join(lines or ["all bounds hold"]))
-    settings = {"members": MEMBERS, "lanes": LANES, "generations": GENERATIONS, "rates": RATES, "seeds": arguments.seeds}
+    settings = {
+        "members": MEMBERS,
+        "lanes": LANES,
+        "generations": GENERATIONS,
+        "rates": RATES,
+        "seeds": arguments.seeds,
+    }
     measure.write(RESULTS / "pbt.json", "python benchmarks/pbt.py", settings, found)
     return 1 if lines else 0
 
