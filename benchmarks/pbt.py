@@ -2,8 +2,8 @@
 
     python benchmarks/pbt.py [catch cartpole] [--seeds 3] [--runs DIR]
 
-V-trace, 16 members, whose learning rates are drawn from [1e-5, 1e-1], uniformly in the logarithm. The members go on with
-them, "fixed", or evolve by either rule over 30 generations. Writes the greedy returns of all members at the end to
+V-trace, 16 members, whose learning rates are drawn from [1e-5, 1e-1], uniformly in the logarithm. The members go on
+with them, "fixed", or evolve by either rule over 30 generations. Writes the greedy returns of all members at the end to
 `benchmarks/results/pbt.json`, returns over training to `pbt-ENV.png`, and the numbers and the lineage of one population
 to `pbt-population.png`. The exit code says whether every bound of `TASKS` holds, and every seed is better than without.
 
