@@ -21,7 +21,7 @@ from podracer.types import EpisodeStats, LearnerState
 from tests.support import counting
 
 STATES = 200
-"""Of each of the five cases."""
+"""The number of random states in each of the five cases."""
 
 SCORE = (-1.0, 1.0)
 

@@ -26,7 +26,7 @@ MEMBERS, LANES, LENGTH = 4, 16, 9
 INTERVAL = 10 * LANES * LENGTH
 TOTAL_STEPS = 8 * INTERVAL
 RATES = np.array([3e-3, 1e-2, 3e-2, 1e30], np.float32)
-"""Of the last member parameters and memory are no finite numbers after a step."""
+"""Learning rates of the members; the last one leaves no finite numbers in parameters and memory."""
 
 PBT = podracer.PBT(
     INTERVAL, burn_in=2 * INTERVAL, fraction=0.5, min_episodes=3, hyper=("learning_rate", "entropy_cost")
