@@ -27,14 +27,15 @@ from podracer import spaces, topology
 from podracer.anakin.call import Limits, Report
 from podracer.anakin.loop import Member, ShardUpdates, UnfinishedFn, UpdateShardFn, run
 from podracer.anakin.pure_update import init_member
-from podracer.anakin.rollout import Actors, Settings, rollout
+from podracer.anakin.rollout import Settings, rollout
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
 from podracer.learning.replay_steps import Counts
+from podracer.population.evolution import Evolution
 from podracer.run.driver import RunState
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, ahead
-from podracer.types import Agent, ArrayTree, Environment, LearnerState, Trajectory
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, Trajectory
 
 
 class StepFn(Protocol):
@@ -179,16 +180,20 @@ class _States:
 
     def init(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """See `InitFn`."""
-        state = self._make_state(seeds, hyper)
-        if self._agent.replay is None:
-            return state._replace(replay_state=state.replay_state._replace(ring=()))
+        state, like = self._make_state(seeds, hyper), self.like()
+        evolution = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.evolution)
+        ring: ArrayTree = ()
+        if self._agent.replay is not None:
+            ring = self._empty_ring(like.replay_state.ring)
+        return state._replace(replay_state=state.replay_state._replace(ring=ring), evolution=evolution)
 
+    def _empty_ring(self, like: ArrayTree) -> ArrayTree:
         def empty() -> ArrayTree:
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.like().replay_state.ring)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
         # Made with its sharding: a single device might not hold all of it.
         make_ring = jax.jit(empty, out_shardings=self._layout.sharding(POPULATION_AXIS, DATA_AXIS))
-        return state._replace(replay_state=state.replay_state._replace(ring=ahead.Program("ring", make_ring)()))
+        return ahead.Program("ring", make_ring)()
 
     def _like(self) -> RunState:
         """Computes the shapes, dtypes and shardings of a state."""
@@ -197,6 +202,8 @@ class _States:
         state = jax.eval_shape(self._init_without_ring, jax.ShapeDtypeStruct((population,), jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
         state = state._replace(replay_state=state.replay_state._replace(ring=self._rings(one)))
+        if self._settings.evolves:
+            state = state._replace(evolution=self._evolution(one))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             state,
@@ -207,10 +214,21 @@ class _States:
         """Computes the shapes of all members' rings, from those of one member."""
         if self._agent.replay is None:
             return ()
-        rollout_of = lambda m: _trajectory(self._agent, self._environment, self._settings, m.learner, m.actors)  # noqa: E731
-        ring = jax.eval_shape(lambda m: self._learning.ring(rollout_of(m)), member)
+        ring = jax.eval_shape(lambda m: self._learning.ring(self._rollout(m)[0]), member)
         leading = self._layout.population, self._layout.num_shards
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), ring)
+
+    def _evolution(self, member: Member) -> Evolution:
+        """Computes the shapes of the statistics of all members, from those of one member."""
+        episodes = jax.eval_shape(lambda m: self._rollout(m)[1], member)
+        return jax.eval_shape(lambda: Evolution.start(episodes, self._layout.population))
+
+    def _rollout(self, member: Member) -> tuple[Trajectory, EpisodeStats]:
+        """Acts a rollout of the first shard, for its shapes."""
+        actors = jax.tree.map(lambda x: x[0], member.actors)
+        keys = jax.random.split(actors.key, 2 + self._settings.rollout_length)
+        parts = (self._agent, self._environment, self._settings, member.learner, actors)
+        return rollout(*parts, jnp.float32(0), keys)[1:]
 
     def _init_on_device(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """Makes a device's part of a state, without the ring: its own shards, and the learner that all devices make."""
@@ -229,7 +247,7 @@ class _States:
 def _by_part(place: Callable[..., Any]) -> RunState:
     """Calls `place(*axes)` with the mesh axes of every part of a state."""
     by_member, by_shard = place(POPULATION_AXIS), place(POPULATION_AXIS, DATA_AXIS)
-    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard))
+    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard), by_member)
 
 
 def _shardings(layout: Topology) -> RunState:
@@ -241,13 +259,4 @@ def _broadcast(prefix: RunState, state: RunState) -> RunState:
     broadcast = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
     counts, ring = (broadcast(s, part) for s, part in zip(prefix.replay_state[:2], state.replay_state))
     learner, actors, env_steps = (broadcast(s, part) for s, part in zip(prefix[:3], state[:3]))
-    return RunState(learner, actors, env_steps, ReplayState(counts, ring))
-
-
-def _trajectory(
-    agent: Agent, environment: Environment, settings: Settings, state: LearnerState, actors: Actors
-) -> Trajectory:
-    """Acts a rollout of the first shard, for its shapes."""
-    actors = jax.tree.map(lambda x: x[0], actors)
-    keys = jax.random.split(actors.key, 2 + settings.rollout_length)
-    return rollout(agent, environment, settings, state, actors, jnp.float32(0), keys)[1]
+    return RunState(learner, actors, env_steps, ReplayState(counts, ring), broadcast(prefix[4], state[4]))

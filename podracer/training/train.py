@@ -20,6 +20,8 @@ from podracer.environments import imports, task_lists, tasks, wrapping
 from podracer.errors import Interrupted
 from podracer.learning.optimizer import Own
 from podracer.nets import Network
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.remote.settings import Remote
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
@@ -67,6 +69,7 @@ def train(
     progress: bool = True,
     topology: Topology = "local",
     remote: Remote | Mapping[str, Any] | None = None,
+    pbt: PBT | Mapping[str, Any] | None = None,
     **run_settings: Any,
 ) -> Result:
     """Trains an agent and returns it with its history.
@@ -102,6 +105,7 @@ def train(
         calls this alike; or a `podracer.Pod`, which says where they are. Process 0 writes and speaks for all.
       remote: where workers connect that step the environments (`podracer.serve_envs`), of a `HostEnvironments` or of
         `remote:NAME`, which only they can make. A resumed run listens where it did.
+      pbt: population based training (docs/populations.md): at intervals, members that do badly copy better ones.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -133,7 +137,7 @@ def train(
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
-        parts |= {"network": network, "optimizer": optimizer}
+        parts |= {"network": network, "optimizer": optimizer, "pbt": population.of(pbt)}
         with rundir.layout_explained(directory if resume else None), span("set-up"):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
@@ -361,8 +365,7 @@ def load(
         checkpoints.close()
     for problem in problems:
         console.say(problem)
-    updates = int(np.max(jax.device_get(state.learner.num_updates)))
-    steps = int(counter_values(state.env_steps).max())
+    updates, steps = int(np.max(state.learner.num_updates)), int(counter_values(state.env_steps).max())
     rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
     history = metrics.history(metrics.until(rows, updates, steps))
     result = Result(experiment, state.learner, history, directory)
@@ -392,5 +395,6 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "config": None if given["agent"] else stored["agent_config"],
         "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "wrap": stored.get("wrap", ()),
+        "pbt": population.of(stored.get("pbt")),
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
