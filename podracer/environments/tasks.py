@@ -33,7 +33,7 @@ class TasksOptions:
     """Options of several tasks, beside those of each.
 
     Attributes:
-      union: "pad" lets tasks differ: observations that are vectors of floats are padded with zeros, Discrete actions
+      union: "pad" lets tasks differ. Observations that are vectors of floats are padded with zeros, Discrete actions
         are as many as those of the task with most, and one that a task does not have acts as its action 0. "none"
         refuses tasks that differ.
       task_input: True shows the network which task it plays, as a one-hot vector beside the observation.
