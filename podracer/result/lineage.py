@@ -137,7 +137,8 @@ def _draw_tree(axes: Any, lineage: Lineage, total_steps: int) -> None:
     axes.plot(starts, [*line, line[-1]], color="C0", linewidth=2)
     axes.plot([], [], color="C3", alpha=0.5, linewidth=0.8, label="copies")
     axes.set_ylabel("member")
-    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="small", loc="lower right")
 
 
 def _draw_returns(axes: Any, lineage: Lineage, history: Sequence[metrics.Row]) -> None:
