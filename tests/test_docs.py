@@ -51,6 +51,7 @@ def test_there_are_guides():
         "add_network",
         "resume",
         "sweeps",
+        "tasks",
         "deployment",
         "atari",
         "search",

@@ -76,7 +76,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       replay_capacity: rows that are kept at least, over all devices; the oldest go first (paper: 10,000 trajectories of
         T rows).
       popart: whether values are learnt in units of each task's targets, by a value head for each task (Hessel et al.
-        2018; `podracer.learning.popart`). Rewards are then not transformed. It costs another pass forward.
+        2018; `podracer.learning.popart`). Rewards are then not transformed. It may cost another pass forward.
       popart_step_size: beta of its statistics (Hessel et al. 2018: 3e-4).
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
     """
