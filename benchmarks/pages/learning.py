@@ -115,12 +115,23 @@ def _areas(results: dict, arm: str) -> list[float]:
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
+def scales() -> list[str]:
+    """Returns of V-trace on two tasks of different scales, with PopArt and without."""
+    rows = []
+    for name, row in read("popart")["results"].items():
+        digits = {"large": ",.0f", "small": ".3g"}
+        returns = [" / ".join(f"{seed[task]:{form}}" for seed in row["returns"]) for task, form in digits.items()]
+        rows.append((name, *returns, row["bound"], short_commit(row["commit"])))
+    return table(("tasks", "large, by seed", "small, by seed", "required", "commit"), rows)
+
+
 TABLES = {
     "learning": learn.table,
     "memory": memory,
     "masks": masks,
     "masks-2048": game_2048,
     "over-training": over_training,
+    "scales": scales,
     "threads": threads,
 }
 VALUES = {
