@@ -1,4 +1,4 @@
-"""What is PopArt worth where two tasks have rewards of different scales (docs/tasks.md)? Three seeds a row.
+"""The worth of PopArt where two tasks have rewards of different scales (docs/tasks.md). Three seeds a row.
 
     python benchmarks/popart.py                  # all rows, minutes
     python benchmarks/popart.py --only without   # only rows whose names have all of these words
