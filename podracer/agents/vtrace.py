@@ -9,6 +9,8 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
     then means the same for every batch size. The learning rate is larger because small networks and many lanes like it.
 *   A two-layer MLP where observations are not images.
 *   The behaviour policy is stored as the log-probability of the action taken, which is all that V-trace needs.
+
+PopArt (`popart`; Hessel et al. 2018) came after the paper and is off by default: see `podracer.learning.popart`.
 """
 
 from __future__ import annotations
