@@ -21,9 +21,16 @@ COMMA = ","
 
 def text(environment: Any) -> Any:
     """Joins a list of names; returns all else as it is."""
-    if isinstance(environment, Sequence) and environment and all(isinstance(name, str) for name in environment):
-        return environment if isinstance(environment, str) else COMMA.join(environment)
-    return environment
+    names = type(environment) in (list, tuple) and environment and all(isinstance(name, str) for name in environment)
+    return COMMA.join(environment) if names else environment
+
+
+def split(environment: Any) -> Sequence[Any] | None:
+    """The tasks of a list, or of names with commas between them; None for a single environment."""
+    if isinstance(environment, str):
+        return environment.split(COMMA) if COMMA in environment else None
+    # An environment of one's own may be a tuple with names.
+    return environment if type(environment) in (list, tuple) else None
 
 
 @functools.cache

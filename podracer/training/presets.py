@@ -328,11 +328,10 @@ def _of_protocol(name: str, agent: str, environment: str, preset_settings: Setti
 
 
 def _check_game(what: str, environment: str) -> None:
-    if environment.startswith("envpool:"):
-        options = environments.options(environment)
-        if options.__name__ == "AtariOptions":  # whose module needs Gymnasium
-            return
-    raise ValueError(f"{what}: {environment} is not a game of Atari, such as envpool:Pong-v5.")
+    for name in environment.split(","):
+        # By the name of the class, whose module needs Gymnasium.
+        if not name.startswith("envpool:") or environments.options(name).__name__ != "AtariOptions":
+            raise ValueError(f"{what}: {name} is not a game of Atari, such as envpool:Pong-v5.")
 
 
 def _with_periods(agent: str, merged: Settings, preset_settings: Settings) -> Settings:

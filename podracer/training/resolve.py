@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
 from podracer.environments import gate, imports, task_lists, tasks, wrapping
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.environments.host_tasks import HostTasks
 from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
 from podracer.run.config import RunConfig
@@ -126,12 +127,9 @@ def _environment(
     from envs_jax import testing  # which imports podracer
 
     name, options = "", {}
-    if isinstance(environment, Sequence) and (not isinstance(environment, str) or task_lists.COMMA in environment):
-        if remote:
-            raise ValueError("remote: workers step one environment, not several tasks; leave listen out.")
+    if (things := task_lists.split(environment)) is not None:
         # Of the options, those that were given: tasks may have other defaults of one name.
         name, options = environment if isinstance(environment, str) else "", configs.to_json(dict(env_options or {}))
-        things = environment.split(task_lists.COMMA) if isinstance(environment, str) else environment
         environment, wrap = task_lists.make(things, env_options or {}, wrap), []
     elif isinstance(environment, str):
         name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
@@ -143,6 +141,8 @@ def _environment(
     if wrap and environment is not None and not isinstance(environment, HostEnvironments | tasks.Tasks):
         testing.validate_protocol(environment)  # a mistake is its own, and not that of a wrapper
     environment = wrapping.wrapped(environment, wrap)
+    if remote and isinstance(environment, HostTasks | tasks.Tasks):
+        raise ValueError("remote: workers step one environment, not several tasks; leave listen out.")
     if remote:
         environment = remote(name or environment.spec.name, environment, options if environment else None, run)
     if not isinstance(environment, HostEnvironments):
