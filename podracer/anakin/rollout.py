@@ -180,10 +180,7 @@ def _made(
     """Prepares a new initial state for every lane and step, from keys [T, B]."""
     if settings.reset_pool is None and autoreset.resets_are_costly(environment):
         return keys, functools.partial(autoreset.step_lanes, environment)
-    if (
-        autoreset.state_bytes(jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0))))
-        <= SMALL_STATE_BYTES
-    ):
+    if autoreset.state_bytes(autoreset.state_shapes(environment)) <= SMALL_STATE_BYTES:
         # Small states are made ahead, in one large operation instead of T small ones.
         return jax.vmap(jax.vmap(environment.reset))(keys), _with_states(environment, lambda state: state)
     return keys, _with_states(environment, jax.vmap(environment.reset))

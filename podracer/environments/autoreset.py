@@ -138,8 +138,12 @@ def resets_are_costly(environment: Environment) -> bool:
     """Returns True if only lanes that are over should be reset: states are large, or the environment says so."""
     if getattr(environment, "costly_reset", False):
         return True
-    state = jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
-    return state_bytes(state) > LARGE_STATE_BYTES
+    return state_bytes(state_shapes(environment)) > LARGE_STATE_BYTES
+
+
+def state_shapes(environment: Environment) -> Any:
+    """The shapes and dtypes of an environment state."""
+    return jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def state_bytes(state: Any) -> int:

@@ -9,7 +9,7 @@ One network plays them all, so they have one observation space and one action sp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -33,8 +33,9 @@ class TasksOptions:
     """Options of several tasks, beside those of each.
 
     Attributes:
-      union: "pad" lets tasks differ: vectors of floats are padded with zeros, actions are as many as those of the task
-        with most, and those that a task does not have act as its action 0. "none" refuses tasks that differ.
+      union: "pad" lets tasks differ. Observations that are vectors of floats are padded with zeros, Discrete actions
+        are as many as those of the task with most, and one that a task does not have acts as its action 0. "none"
+        refuses tasks that differ.
       task_input: True shows the network which task it plays, as a one-hot vector beside the observation.
     """
 
@@ -64,13 +65,13 @@ def common_spec(names: Sequence[str], specs: Sequence[EnvSpec], options: TasksOp
         if spec.num_players != 1:
             raise ValueError(f"{name} is a game for two, which cannot be one of several tasks; train it by itself.")
     limits = [spec.max_episode_steps for spec in specs]
-    observation = _common("observe", names, [spec.observation_space for spec in specs], options.union)
+    observation = _common("observe", names, [spec.observation_space for spec in specs], options.union, _padded)
     if options.task_input:
         observation = _with_task(observation, len(specs))
     return EnvSpec(
         ",".join(names),
         observation,
-        _common("take actions in", names, [spec.action_space for spec in specs], options.union),
+        _common("take actions in", names, [spec.action_space for spec in specs], options.union, _most_choices),
         None if None in limits else max(limits),  # type: ignore[type-var]
         tuple(name for name in specs[0].metrics if all(name in spec.metrics for spec in specs)),
         raw_scores=any(spec.raw_scores for spec in specs),
@@ -78,24 +79,42 @@ def common_spec(names: Sequence[str], specs: Sequence[EnvSpec], options: TasksOp
     )
 
 
-def _common(what: str, names: Sequence[str], found: list[spaces.Space], union: Union) -> spaces.Space:
-    """The space of all tasks."""
+def _common(
+    what: str,
+    names: Sequence[str],
+    found: list[spaces.Space],
+    union: Union,
+    pad: Callable[[list[Any]], spaces.Space | None],
+) -> spaces.Space:
+    """The space of all tasks; `pad` makes it of those that differ, or None."""
     first = found[0]
     if all(space == first for space in found):
         return first
-    if union == "pad" and all(isinstance(space, spaces.Discrete) for space in found):
-        return spaces.Discrete(max(space.num_values for space in found))  # type: ignore[union-attr]
-    if union == "pad" and all(map(_is_vector, found)):
-        lows, highs = zip(*map(_bounds, found))
-        size = max(map(len, lows))
-        padded = lambda bounds: [np.pad(bound, (0, size - len(bound))) for bound in bounds]  # noqa: E731
-        return spaces.Box(np.min(padded(lows), axis=0), np.max(padded(highs), axis=0), (size,))
+    if union == "pad" and (padded := pad(found)):
+        return padded
     other = next(i for i, space in enumerate(found) if space != first)
     remedy = "union='pad' (--env.union pad) pads" if union == "none" else "union='pad' pads only"
     raise ValueError(
         f"{names[0]} and {names[other]} {what} {first} and {found[other]}, and one network has one space: {remedy} "
-        "vectors of floats and Discrete choices, and the wrapper flatten makes vectors of observations."
+        "observations that are vectors of floats, and Discrete actions. The wrapper flatten makes vectors."
     )
+
+
+def _most_choices(found: list[Any]) -> spaces.Space | None:
+    """The choices of the task with most of them; None if one takes other actions."""
+    if not all(isinstance(space, spaces.Discrete) for space in found):
+        return None
+    return spaces.Discrete(max(space.num_values for space in found))
+
+
+def _padded(found: list[Any]) -> spaces.Space | None:
+    """The least space of vectors that holds all, padded with zeros; None if one is no vector of floats."""
+    if not all(map(_is_vector, found)):
+        return None
+    lows, highs = zip(*map(_bounds, found))
+    size = max(map(len, lows))
+    pad = lambda bounds: [np.pad(bound, (0, size - len(bound))) for bound in bounds]  # noqa: E731
+    return spaces.Box(np.min(pad(lows), axis=0), np.max(pad(highs), axis=0), (size,))
 
 
 def _is_vector(space: spaces.Space) -> bool:

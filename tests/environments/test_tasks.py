@@ -339,7 +339,12 @@ def test_tasks_by_name() -> None:
     ("things", "settings", "message"),
     [
         (["catch", "cartpole"], {}, "catch and cartpole observe .* and one network has one space: union='pad'"),
-        (["catch", "cartpole"], {"union": "pad"}, "union='pad' pads only vectors of floats and Discrete choices"),
+        (["catch", "cartpole"], {"union": "pad"}, "union='pad' pads only observations that are vectors"),
+        (
+            ["mountain_car_continuous", "pendulum"],
+            {"union": "pad"},
+            "take actions in .* and one network has one space: union='pad' pads only observations",
+        ),
         (["catch", "catch"], {"size": 3}, "no task has the option 'size'; known: columns, rows, task_input, union"),
         (["catch", "tic_tac_toe"], {}, "tic_tac_toe is a game for two"),
         (["catch", Host(Told(), [])], {}, "tasks in pure JAX and tasks of the host cannot be mixed"),
