@@ -126,6 +126,33 @@ def _areas(results: dict, arm: str) -> list[float]:
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
+CONTROL = "control, with PopArt"
+"""The row of two tasks that are not the same but for the sign."""
+
+
+def control() -> str:
+    """Returns of each of two control tasks, by seed."""
+    row = read("popart")["results"][CONTROL]
+    each = (f"{to_seeds(row, task, '.4g')} on `{task}`" for task in row["returns"][0])
+    return f"{' and '.join(each)} ({row['bound']} were required; commit {short_commit(row['commit'])})"
+
+
+def to_seeds(row: dict, task: str, form: str) -> str:
+    """The returns of a task, by seed."""
+    return " / ".join(f"{seed[task]:{form}}" for seed in row["returns"])
+
+
+def scales() -> list[str]:
+    """Returns of V-trace on two tasks of different scales, with PopArt and without."""
+    rows = []
+    for name, row in read("popart")["results"].items():
+        if name == CONTROL:
+            continue
+        returns = to_seeds(row, "large", ",.0f"), to_seeds(row, "small", ".3g")
+        rows.append((name, *returns, row["bound"], short_commit(row["commit"])))
+    return table(("tasks", "large, by seed", "small, by seed", "required", "commit"), rows)
+
+
 TABLES = {
     "learning": learn.table,
     "memory": memory,
@@ -133,9 +160,11 @@ TABLES = {
     "masks-2048": game_2048,
     "over-training": over_training,
     "populations": populations,
+    "scales": scales,
     "threads": threads,
 }
 VALUES = {
+    "control": control,
     "masks-speed-bound": mask_bound,
     "masks-speed-ppo": lambda: mask_cost("ppo"),
     "masks-speed-dqn": lambda: mask_cost("dqn"),

@@ -9,6 +9,8 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
     then means the same for every batch size. The learning rate is larger because small networks and many lanes like it.
 *   A two-layer MLP where observations are not images.
 *   The behaviour policy is stored as the log-probability of the action taken, which is all that V-trace needs.
+
+PopArt (`popart`; Hessel et al. 2018) came after the paper and is off by default: see `podracer.learning.popart`.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       replay_capacity: rows that are kept at least, over all devices; the oldest go first (paper: 10,000 trajectories of
         T rows).
       popart: whether values are learnt in units of each task's targets, by a value head for each task (Hessel et al.
-        2018; `podracer.learning.popart`). Rewards are then not transformed. It costs another pass forward.
+        2018; `podracer.learning.popart`). Rewards are then not transformed. It may cost another pass forward.
       popart_step_size: beta of its statistics (Hessel et al. 2018: 3e-4).
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
     """

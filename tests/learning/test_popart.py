@@ -54,7 +54,7 @@ def test_one_target_is_rlaxs() -> None:
 
 
 def test_equal_targets_are_as_many_single_steps() -> None:
-    """Those of each task, however many there are; a task without one keeps its statistics."""
+    """However many each task has; a task without one keeps its statistics."""
     of_task = jnp.asarray([20.0, -150.0, 99.0])
     targets = jnp.broadcast_to(of_task[TASK][None], (T, B))
     mask = jnp.asarray((RNG.random((T, B)) > 0.3) & (np.asarray(TASK) != 2), jnp.float32)
