@@ -111,7 +111,9 @@ def tanh_gaussian(space: spaces.Box, std: Std = FREE_STD) -> Distribution:
 
 def _bounded(space: spaces.Box, what: str) -> UnitBox:
     if not space.bounded:
-        raise ValueError(f"action space {space} has no finite bounds; {what} needs them.")
+        raise ValueError(
+            f"action space {space} has no finite bounds; {what} needs them: bound actions, such as to +-1."
+        )
     return unit_box(space)
 
 

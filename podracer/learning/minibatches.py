@@ -77,45 +77,47 @@ def run(
       observation: [T, B, ...]; an example of the network's input, for its shape.
       num_rows: T, rows of a unit.
       split: `(minibatch, number of groups) -> minibatch`, with a leading dim [number of groups].
-      target_kl: the divergence that the learning rate is adapted to after each minibatch (`adapted_rate`), by the
-        loss's metric `policy/kl`; None leaves the rate as it is.
+      target_kl: of the loss's metric `policy/kl`, by which `adapted_rate` changes the learning rate, or None.
 
     Returns:
       The state after, and metrics: means over minibatches, with `grad/norm` and the last `grad/learning_rate`.
 
     Raises:
-      ValueError: for a target and a loss without that metric.
+      ValueError: for a target, and a loss without that metric.
     """
-    num_units = order.shape[1]
-    num_chunks = num_units // gradients.at_a_time(observation, num_rows, num_units)
+    num_chunks = order.shape[1] // gradients.at_a_time(observation, num_rows, order.shape[1])
 
     def step(carry: tuple[Any, ArrayTree, Any], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.
         params, opt_state, rate = carry
         chunks = split(take(*minibatch), num_chunks)
         grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks)
-        kl = () if target_kl is None else _divergence(metrics)
-        gradient, kl = collectives.global_sum((optimizer.pack(grads)[0], kl))
+        gradient, kl = collectives.global_sum((optimizer.pack(grads)[0], _divergence(metrics) if target_kl else ()))
         params, opt_state, norm = optimizer.step(gradient, opt_state, params, learning_rate=rate, hyper=learner.hyper)
-        if target_kl is not None:
-            rate = adapted_rate(rate, kl, target_kl)
+        rate = adapted_rate(rate, kl, target_kl) if target_kl else rate
         return (params, opt_state, rate), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
 
-    def metrics_of_first(params: ArrayTree, minibatches: tuple[jax.Array, Any]) -> Metrics:
-        return loss(params, take(*jax.tree.map(lambda x: x[0], minibatches)))[1][0]
-
-    names = jax.tree.structure(jax.eval_shape(metrics_of_first, learner.params, (order, weights)))
+    names = _names(loss, learner.params, take, (order, weights))
     # Packed through the scan: taking parameters apart and together again is a copy for every array.
     params, restore = optimizer.pack(learner.params)
-    (params, opt_state, rate), (sums, norms) = lax.scan(
-        step, (params, learner.opt_state, learning_rate), (order, weights)
-    )
+    begin = (params, learner.opt_state, learning_rate)
+    (params, opt_state, rate), (sums, norms) = lax.scan(step, begin, (order, weights))
     # Metrics are reduced once, after the loop.
     sums = collectives.global_sum(jnp.mean(sums, axis=0))
-    metrics = jax.tree.unflatten(names, list(sums))
-    metrics |= {"grad/norm": jnp.mean(norms), **rate_metric(rate)}
+    metrics = jax.tree.unflatten(names, list(sums)) | {"grad/norm": jnp.mean(norms), **rate_metric(rate)}
     state = learner._replace(params=restore(params), opt_state=opt_state, num_updates=learner.num_updates + 1)
     return state, metrics
+
+
+def _names(
+    loss: Loss, params: ArrayTree, take: Callable[[jax.Array, Any], Any], minibatches: tuple[jax.Array, Any]
+) -> Any:
+    """The structure of a loss's metrics."""
+
+    def metrics_of_first(params: ArrayTree, minibatches: Any) -> Metrics:
+        return loss(params, take(*jax.tree.map(lambda x: x[0], minibatches)))[1][0]
+
+    return jax.tree.structure(jax.eval_shape(metrics_of_first, params, minibatches))
 
 
 LEAST_RATE, LARGEST_RATE = 1e-5, 1e-2

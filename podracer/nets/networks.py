@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -90,17 +90,9 @@ def make(
       ValueError: for a convolutional torso on observations that are not images, or smaller than it needs.
     """
     distribution = distribution or distributions.for_space(spec.action_space)
-
-    def body(members: Sequence[str], sizes: Sequence[int]) -> Body:
-        seen = seen_spec(spec, members)
-        return Body(
-            *(seen, choose_torso(seen, torso), tuple(sizes), activation, core, compute_dtype),
-            layer_norm=layer_norm,
-            width=width,
-            depth=depth,
-            scale="lecun" if init == "lecun" else 2**0.5,
-        )
-
+    scale: Weights = "lecun" if init == "lecun" else 2**0.5
+    others = {"scale": scale, "layer_norm": layer_norm, "width": width, "depth": depth}
+    body = functools.partial(_body, spec, torso, activation=activation, core=core, dtype=compute_dtype, **others)
     module = ActorCritic(
         body=body(policy_observations, hidden_sizes),
         value_body=body(value_observations, value_hidden_sizes or hidden_sizes) if separate else None,
@@ -109,6 +101,22 @@ def make(
         num_values=num_values,
     )
     return _network(spec, module, core)
+
+
+def _body(
+    spec: EnvSpec,
+    torso: Torso,
+    members: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    activation: Activation,
+    core: CoreSettings,
+    dtype: ComputeDtype,
+    **others: Any,
+) -> Body:
+    """The layers of a network that sees some members of observations; () for all."""
+    seen = seen_spec(spec, members)
+    return Body(seen, choose_torso(seen, torso), tuple(sizes), activation, core, dtype, **others)
 
 
 def make_q(

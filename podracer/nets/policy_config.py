@@ -14,8 +14,8 @@ from podracer.types import EnvSpec
 OF_BOXES = ("policy", "state_dependent_std", "init_std", "min_std", "max_std")
 """Settings of a Gaussian, which choices do not have."""
 
-OF_OUR_NETWORK = ("init", "value_hidden_sizes", "policy_observations", "value_observations")
-"""Settings that a user's own network takes the place of."""
+MEMBERS = ("policy_observations", "value_observations")
+"""Settings of members, which a user's own network chooses itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +83,9 @@ class PolicyConfig(NetworkConfig):
         """
         distribution = self._distribution(spec)
         if network is not None:
-            self._require_defaults(OF_OUR_NETWORK, NetworkError, "is of the library's own network")
+            self._require_defaults(MEMBERS, NetworkError, "is of the library's own network")
             return self.actor_critic(agent, spec, network), distribution
-        members = {
-            name: _members(name, getattr(self, name), spec) for name in ("policy_observations", "value_observations")
-        }
+        members = {name: _members(name, getattr(self, name), spec) for name in MEMBERS}
         network = self.actor_critic(
             *(agent, spec, None),
             separate=self.separate,

@@ -90,12 +90,7 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
     fresh = begin(1)  # what nothing depends on may stay as it was
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
     leaf_indices, seen, uses_reward, uses_chance = _dependencies(act, begin, spec, key)
-    unseen = {name: item for name, item in _members(spec.observation_space) if name not in seen}
-    if unseen and seen:
-        members = {name: item for name, item in _members(spec.observation_space) if name in seen}
-        spec = spec._replace(observation_space=spaces.Dict(members))
-    else:
-        unseen = {}
+    spec, unseen = _divide(spec, seen)
 
     def start(b: int) -> Memory:
         leaves = begin(b)
@@ -106,10 +101,9 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
 
     @jax.jit
     def step(memory: Memory, observation: Any, reward: Any, first: Any) -> Any:
-        b = first.shape[0]
-        leaves = [jnp.broadcast_to(x, (b, *x.shape[1:])) for x in fresh]
+        leaves, b = [jnp.broadcast_to(x, (first.shape[0], *x.shape[1:])) for x in fresh], first.shape[0]
         if unseen:
-            zeros = jax.tree.map(lambda x: jnp.zeros((b, *x.shape), x.dtype), spaces.zeros(spaces.Dict(unseen)))
+            zeros = {name: jax.tree.map(lambda x: jnp.zeros((b, *x.shape), x.dtype), x) for name, x in unseen.items()}
             observation = {**zeros, **{name: observation[name] for name in seen}}
         act_key, rest = key, ()
         if uses_chance:
@@ -147,8 +141,15 @@ def _dependencies(
     return [i for i in range(num_leaves) if i in needed], seen, reward in needed, reward + 2 in needed
 
 
-def _members(space: spaces.Space) -> tuple[tuple[str, spaces.Space], ...]:
-    return tuple(space.items) if isinstance(space, spaces.Dict) else ()
+def _divide(spec: EnvSpec, seen: set[str]) -> tuple[EnvSpec, dict[str, ArrayTree]]:
+    """The spec with the members of observations that are seen, and examples of the others; where none is, all are."""
+    space = spec.observation_space
+    if not isinstance(space, spaces.Dict) or not seen:
+        return spec, {}
+    members = spaces.Dict({name: item for name, item in space.items if name in seen})
+    return spec._replace(observation_space=members), {
+        name: spaces.zeros(item) for name, item in space.items if name not in seen
+    }
 
 
 def _sources(jaxpr: Any) -> list[frozenset[int]]:

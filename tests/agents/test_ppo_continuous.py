@@ -230,8 +230,9 @@ def test_settings_that_do_not_fit_the_environment(spec: EnvSpec, fields: dict[st
 
 def test_parts_of_ones_own_that_do_not_fit() -> None:
     network = nets.make(SPEC, hidden_sizes=(4,))
-    with pytest.raises(nets.NetworkError, match=r"^init='lecun' is of the library's own network; leave it out\.$"):
-        agents.ppo.make(SPEC, PPOConfig(init="lecun"), network)
+    where = r"^policy_observations=\('state',\) is of the library's own network; leave it out\.$"
+    with pytest.raises(nets.NetworkError, match=where):
+        agents.ppo.make(SPEC, PPOConfig(policy_observations=("state",)), network)
     constant = {"target_kl": 0.01, "learning_rate_schedule": "constant"}
     with pytest.raises(ValueError, match=r"^target_kl=0.01 sets the learning rate, and optimizer= has one of its own"):
         agents.ppo.make(SPEC, PPOConfig(**constant), optimizer=optax.sgd(0.1))
