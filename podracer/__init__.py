@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from podracer.evaluation.evaluation import Evaluation
     from podracer.pod.settings import Pod
+    from podracer.population.config import PBT
     from podracer.remote.settings import Remote
     from podracer.remote.worker import serve_envs
     from podracer.result.export import load_policy
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from podracer.training.train import load, resume, train
 
 __all__ = [
+    "PBT",
     "Actor",
     "ActorError",
     "CheckpointError",
@@ -82,6 +84,7 @@ _HOMES = {
     "Interrupted": "errors",
     "OutOfMemoryError": "errors",
     "PeerError": "errors",
+    "PBT": "population.config",
     "Pod": "pod.settings",
     "Remote": "remote.settings",
     "RemoteError": "errors",

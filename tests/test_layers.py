@@ -13,7 +13,7 @@ LAYERS = (
     ("atari", "errors", "types"),
     ("topology", "trajectories", "envs_jax"),
     ("distributions", "environments", "pod", "replay", "returns"),
-    ("learning", "nets", "remote", "envs_jax.gym", "envs_jax.testing"),
+    ("learning", "nets", "population", "remote", "envs_jax.gym", "envs_jax.testing"),
     ("run", "search"),
     ("agents", "anakin", "evaluation", "sebulba"),
     ("result",),

@@ -84,7 +84,10 @@ def run(
 
     def body(carry: Any) -> Any:
         state, report, _ = carry
+        evolution = state.evolution
         state, metrics, episodes = update(state)
+        if evolution:
+            state = state._replace(evolution=evolution.add(episodes))
         # Sums over updates; the host divides them.
         finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
         add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731

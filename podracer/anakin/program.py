@@ -32,9 +32,10 @@ from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
 from podracer.learning.replay_steps import Counts
+from podracer.population.evolution import Evolution
 from podracer.run.driver import RunState, run_keys
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
-from podracer.types import Agent, ArrayTree, Environment, LearnerState, Trajectory
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, Trajectory
 
 
 class StepFn(Protocol):
@@ -178,11 +179,13 @@ class _States:
 
     def init(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """See `InitFn`."""
-        state, ring = self._init_without_ring(seeds, hyper), self.like().replay_state.ring
+        state, like = self._init_without_ring(seeds, hyper), self.like()
+        ring = like.replay_state.ring
         empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), ring)  # noqa: E731
         # Made with its sharding: a single device might not hold all of it.
         make_ring = jax.jit(empty, out_shardings=self._layout.sharding(POPULATION_AXIS, DATA_AXIS))
-        return state._replace(replay_state=state.replay_state._replace(ring=make_ring()))
+        evolution = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.evolution)
+        return state._replace(replay_state=state.replay_state._replace(ring=make_ring()), evolution=evolution)
 
     def _like(self) -> RunState:
         """Computes the shapes, dtypes and shardings of a state."""
@@ -191,6 +194,8 @@ class _States:
         state = jax.eval_shape(self._init_without_ring, jnp.zeros(population, jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
         state = state._replace(replay_state=state.replay_state._replace(ring=self._rings(one)))
+        if self._settings.evolves:
+            state = state._replace(evolution=self._evolution(one))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             state,
@@ -199,10 +204,21 @@ class _States:
 
     def _rings(self, member: Member) -> ArrayTree:
         """Computes the shapes of all members' rings, from those of one member."""
-        rollout_of = lambda m: _trajectory(self._agent, self._environment, self._settings, m.learner, m.actors)  # noqa: E731
-        ring = jax.eval_shape(lambda m: self._learning.ring(rollout_of(m)), member)
+        ring = jax.eval_shape(lambda m: self._learning.ring(self._rollout(m)[0]), member)
         leading = self._layout.population, self._layout.num_shards
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), ring)
+
+    def _evolution(self, member: Member) -> Evolution:
+        """Computes the shapes of the statistics of all members, from those of one member."""
+        episodes = jax.eval_shape(lambda m: self._rollout(m)[1], member)
+        return jax.eval_shape(lambda: Evolution.start(episodes, self._layout.population))
+
+    def _rollout(self, member: Member) -> tuple[Trajectory, EpisodeStats]:
+        """Acts a rollout of the first shard, for its shapes."""
+        actors = jax.tree.map(lambda x: x[0], member.actors)
+        keys = jax.random.split(actors.key, 2 + self._settings.rollout_length)
+        parts = (self._agent, self._environment, self._settings, member.learner, actors)
+        return rollout(*parts, jnp.float32(0), keys)[1:]
 
     def _init_on_device(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """Makes a device's part of a state, without the ring: its own shards, and the learner that all devices make."""
@@ -224,7 +240,7 @@ class _States:
 def _by_part(place: Callable[..., Any]) -> RunState:
     """Calls `place(*axes)` with the mesh axes of every part of a state."""
     by_member, by_shard = place(POPULATION_AXIS), place(POPULATION_AXIS, DATA_AXIS)
-    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard))
+    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard), by_member)
 
 
 def _shardings(layout: Topology) -> RunState:
@@ -236,7 +252,7 @@ def _broadcast(prefix: RunState, state: RunState) -> RunState:
     broadcast = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
     counts, ring = (broadcast(s, part) for s, part in zip(prefix.replay_state[:2], state.replay_state))
     learner, actors, env_steps = (broadcast(s, part) for s, part in zip(prefix[:3], state[:3]))
-    return RunState(learner, actors, env_steps, ReplayState(counts, ring))
+    return RunState(learner, actors, env_steps, ReplayState(counts, ring), broadcast(prefix[4], state[4]))
 
 
 def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: jax.Array, shard: jax.Array) -> Actors:
@@ -246,12 +262,3 @@ def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: 
     lane = shard * B + jnp.arange(B, dtype=jnp.int32)
     lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, B))
     return Actors(lanes, agent.start(lane, layout.num_envs), lane, key)
-
-
-def _trajectory(
-    agent: Agent, environment: Environment, settings: Settings, state: LearnerState, actors: Actors
-) -> Trajectory:
-    """Acts a rollout of the first shard, for its shapes."""
-    actors = jax.tree.map(lambda x: x[0], actors)
-    keys = jax.random.split(actors.key, 2 + settings.rollout_length)
-    return rollout(agent, environment, settings, state, actors, jnp.float32(0), keys)[1]

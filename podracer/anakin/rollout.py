@@ -44,11 +44,13 @@ class Settings(NamedTuple):
         step; None does so too, but resets only lanes that are over where resets are costly, with equal results.
       lockstep: True learns from a rollout only after the next one is acted, as drivers do that act and learn side by
         side.
+      evolves: True adds up the episodes of each member for population based training.
     """
 
     rollout_length: int
     reset_pool: int | None = None
     lockstep: bool = False
+    evolves: bool = False
 
 
 def rollout(

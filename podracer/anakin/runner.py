@@ -93,9 +93,10 @@ def run(
     def vote(updates: int) -> int:
         return 0 if hooks.should_stop() else SAVE if hooks.should_save() else updates
 
-    def milestone(state: RunState) -> None:
-        hooks.on_milestone(state, reader.env_steps)
+    def milestone(state: RunState) -> RunState:
+        new = hooks.on_milestone(state, reader.env_steps)
         reader.restart_clock()
+        return state if new is None else new
 
     def finish(state: RunState) -> RunState:
         """Does the pending updates after the last step, until there are none or the run is stopped."""
@@ -105,14 +106,14 @@ def run(
             state, report = compiled.finish(state, limits(total_steps, total_steps, vote(per_call)))
             per_call = reader.read(report, state, per_call, max(1, final_draws // 100))
             if reader.saves:
-                milestone(state)
+                state = milestone(state)
         return state
 
     if final_draws and reader.env_steps >= total_steps and int(state.replay_state.counts.pending_updates):
         state = finish(state)
         if reader.stopped:
             return state, False
-        milestone(state)
+        state = milestone(state)
     while reader.env_steps < total_steps:
         target = hooks.next_milestone(reader.env_steps)
         while reader.env_steps < target and not (reader.stopped or reader.saves):
@@ -128,7 +129,7 @@ def run(
             if reader.stopped:
                 return state, False
         if reader.env_steps >= target or reader.saves:
-            milestone(state)
+            state = milestone(state)
             if processes.count == 1 and reader.env_steps < total_steps and hooks.should_stop():
                 return state, False  # a vote would wait for an evaluation that was left behind on the device
         elif reader.stopped:

@@ -26,6 +26,8 @@ from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.environments import imports, wrapping
 from podracer.evaluation.evaluation import check_rendering
 from podracer.pod.settings import Pod
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.remote.settings import Remote
 from podracer.run import rundir
 from podracer.system import console
@@ -48,6 +50,17 @@ REMOTE = dataclasses.make_dataclass(
     frozen=True,
 )
 """`Remote` without its checks: settings that were not typed may be in a run's directory."""
+
+EVOLUTION = dataclasses.make_dataclass(
+    "Evolution",
+    [
+        (field.name, int | None if field.name == "interval" else hint, getattr(PBT, field.name, None))
+        for field, hint in zip(dataclasses.fields(PBT), typing.get_type_hints(PBT).values())
+    ],
+    namespace={"__doc__": PBT.__doc__},
+    frozen=True,
+)
+"""`PBT` without its checks: an interval asks for it."""
 
 
 def train(argv: list[str]) -> int:
@@ -82,6 +95,7 @@ def train(argv: list[str]) -> int:
                 progress=not arguments.quiet,
                 topology=_topology(arguments),
                 remote=_remote(arguments, argv),
+                pbt=_pbt(arguments, argv),
                 **{**_keywords(arguments, typed), "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
@@ -132,11 +146,13 @@ def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     config, env, run = _defaults(agent, environment, options, rest)
     tunables = configs.tunables(config)
     flags = [*_flags("--hyper.", tunables), *_flags("--", vars(run)), *_flags("--agent.", vars(config))]
+    flags += _flags("--pbt.", vars(EVOLUTION()))
     boxes = {
         "sebulba": _wants_sebulba(environment, rest),
         "pod": any(w.startswith(("--topology", "--pod.")) for w in rest),
         "remote": any(w.startswith("--remote.") for w in rest) or environment.startswith(environments.REMOTE),
     }
+    boxes["pbt"] = not boxes["sebulba"] or any(w.startswith("--pbt.") for w in rest)
     cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
     run_settings = _typed(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
@@ -156,9 +172,11 @@ def settings(argv: list[str]) -> dict[str, Any]:
     """
     agent, environment, arguments, typed, hyper = _parse(argv)
     merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, typed)
-    wrap = {"wrap": wrapping.texts(arguments.wrap)} if arguments.wrap else {}
+    optional = {"wrap": wrapping.texts(arguments.wrap)} if arguments.wrap else {}
+    pbt = population.of(_pbt(arguments, argv))
+    optional |= {"pbt": configs.to_json(pbt)} if pbt else {}
     run = configs.to_json(configs.from_json(podracer.RunConfig, merged.run))
-    return wrap | {
+    return optional | {
         "agent": agent,
         "preset": arguments.preset,
         "protocol": merged.names.get("protocol"),
@@ -248,6 +266,11 @@ def _remote(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
     return _typed(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
 
 
+def _pbt(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
+    """The settings of population based training that were typed, or None."""
+    return _typed(argv, "--pbt.", vars(EVOLUTION()), vars(arguments.pbt)) or None
+
+
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
     return [prefix + re.sub("_(?!$)", "-", name) for name in settings]
 
@@ -302,6 +325,7 @@ def _train_arguments(
     box = arg(help="Settings of the run that only Sebulba has.") if boxes["sebulba"] else tyro.conf.Suppress
     pod = arg(help="Where the processes of a pod meet, if no cluster says so.") if boxes["pod"] else tyro.conf.Suppress
     remote = arg(help="Where workers connect that step the environments.") if boxes["remote"] else tyro.conf.Suppress
+    pbt = arg(help="Population based training (docs/populations.md).") if boxes["pbt"] else tyro.conf.Suppress
     path, preset, protocol = pathlib.Path | None, _one_of(presets.names(agent)), _one_of(atari.PROTOCOLS)
     hyper = dataclasses.make_dataclass(
         "Hyper",
@@ -339,6 +363,7 @@ def _train_arguments(
             ("topology", Annotated[Literal["local", "pod"], arg(help="of one process, or of many")], "local"),
             ("pod", Annotated[Pod, pod], Pod()),
             ("remote", Annotated[REMOTE, remote], REMOTE()),
+            ("pbt", Annotated[EVOLUTION, pbt], EVOLUTION()),
         ],
         kw_only=True,
     )

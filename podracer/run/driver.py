@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from podracer.errors import OutOfMemoryError
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import ReplayState
+from podracer.population.evolution import Lineage
 from podracer.topology import here, memory_limit
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats, LearnerState, ReplaySpec
@@ -28,12 +29,14 @@ class RunState(NamedTuple):
       actors: the state of acting, of the driver's own kind; () if it begins anew.
       env_steps: real transitions so far, [P].
       replay_state: the replay's state; leading dims of its ring are the driver's.
+      evolution: `podracer.population.evolution.Evolution` of population based training, else ().
     """
 
     learner: LearnerState
     actors: Any
     env_steps: Counter
     replay_state: ReplayState
+    evolution: Any = ()
 
 
 def without_replay(state: RunState) -> RunState:
@@ -42,8 +45,8 @@ def without_replay(state: RunState) -> RunState:
 
 
 def only_learner(state: RunState) -> RunState:
-    """The state without actors and replay, which may be large and belong to the run's own devices."""
-    return state._replace(actors=(), replay_state=())
+    """The learner and the steps, without what may be large and belongs to the run's own devices."""
+    return state._replace(actors=(), replay_state=(), evolution=())
 
 
 def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
@@ -134,14 +137,15 @@ class RunHooks:
     Attributes:
       next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
       on_progress: called every now and then.
-      on_milestone: called with a state that is safe to read until it returns, and the steps done.
+      on_milestone: called with a state that is safe to read until it returns, and the steps done; returns the state to
+        go on with, or None for the same.
       should_stop: polled; True ends the run in good order.
       should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
     """
 
     next_milestone: Callable[[int], int]
     on_progress: Callable[[Progress], None]
-    on_milestone: Callable[[RunState, int], None]
+    on_milestone: Callable[[RunState, int], RunState | None]
     should_stop: Callable[[], bool]
     should_save: Callable[[], bool] = lambda: False
 
@@ -201,6 +205,14 @@ class Driver(Protocol):
         Raises:
           TrainingDivergedError: if a metric is not finite (in a population: in all members).
         """
+        ...
+
+
+class EvolvingDriver(Driver, Protocol):
+    """A driver whose members copy each other."""
+
+    def evolve(self, state: RunState) -> tuple[RunState, Lineage]:
+        """Ends a generation of population based training; `state` is consumed, and the record whole on every device."""
         ...
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer.population.config import PBT
 from podracer.run.config import RunConfig
 from podracer.run.driver import Driver
 from podracer.types import Agent, Environment, HostEnvironments
@@ -23,6 +24,7 @@ class Experiment:
     hyper: dict[str, np.ndarray]
     description: dict[str, Any]
     network: Any = None
+    pbt: PBT | None = None
 
     @property
     def seeds(self) -> np.ndarray:

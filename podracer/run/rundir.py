@@ -25,8 +25,9 @@ FREE_TO_CHANGE = (
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
 `imports`, the modules of such parts; `wrap`, wrappers of the environment by name; `optimizer_state`, the arrays of an
-own optimiser's state; `init_from`, the run whose parameters this one began with; `extended`, the former values of
-`total_steps`; `chosen`, the values that "auto" was resolved to; and `NAMES`, which repeat what the settings say."""
+own optimiser's state; `pbt`, the settings of population based training; `init_from`, the run whose parameters this one
+began with; `extended`, the former values of `total_steps`; `chosen`, the values that "auto" was resolved to; and
+`NAMES`, which repeat what the settings say."""
 
 NAMES = ("preset", "protocol")
 """The names of a run's settings when it began."""
@@ -168,7 +169,7 @@ def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
     run = {k: v for k, v in description["run"].items() if k not in FREE_TO_CHANGE}
     run["reset_pool"] = run.get("reset_pool") or 0  # None and 0 give equal results
     run["member_seeds"] = list(run.get("member_seeds") or ())  # runs of earlier versions have none
-    keys = {*KEYS, "wrap"} - {"podracer", "run"}
+    keys = {*KEYS, "wrap", "pbt"} - {"podracer", "run"}
     return {k: v for k, v in description.items() if k in keys} | {"run": run}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,3 +74,15 @@ def memory_limit(devices: Sequence[Any]) -> int | None:
     except (NotImplementedError, RuntimeError):
         return None
     return stats.get("bytes_limit")
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, unless the user has set a cache of their own."""
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:  # a container's user without a home keeps none
+        return
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

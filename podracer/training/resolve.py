@@ -17,6 +17,8 @@ from podracer.environments import gate, imports, wrapping
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.run.config import RunConfig
 from podracer.run.driver import Driver
 from podracer.run.record import Experiment
@@ -62,6 +64,7 @@ def resolve(
     hyper: Mapping[str, Any] | None = None,
     devices: list[Any] | None = None,
     remote: RemotelyStepped | None = None,
+    pbt: PBT | None = None,
 ) -> Experiment:
     """A run's parts; `remote` makes environments that others step of those that this process would.
 
@@ -84,8 +87,12 @@ def resolve(
         eval_every=run.eval_every or max(1, run.total_steps // 10),
         checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
     )
-    make = _sebulba if run.arch == "sebulba" else _anakin
-    driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
+    if run.arch == "anakin":
+        driver, resolved = _anakin(agent, environment, run, hypers, devices, pbt)
+    elif pbt:
+        raise ValueError("pbt: only Anakin has populations; leave it out, or use an environment in pure JAX.")
+    else:
+        driver, resolved = _sebulba(agent, environment, run, hypers, devices)
     run = dataclasses.replace(run, **resolved)
     _check_updates(agent, run)
     description = {
@@ -106,7 +113,9 @@ def resolve(
         description["optimizer_state"] = described(of_member)
     if path:
         description["imports"] = {"environment": path}
-    return Experiment(agent, environment, run, driver, hypers, description, network)
+    if pbt:
+        description["pbt"] = configs.to_json(pbt)
+    return Experiment(agent, environment, run, driver, hypers, description, network, pbt)
 
 
 def _environment(
@@ -187,7 +196,12 @@ def _check_updates(agent: Agent, run: RunConfig) -> None:
 
 
 def _anakin(
-    agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
+    agent: Agent,
+    environment: Environment,
+    run: RunConfig,
+    hyper: dict[str, np.ndarray],
+    devices: list[Any] | None,
+    pbt: PBT | None,
 ) -> tuple[Driver, dict[str, int]]:
     if run.replicas is not None:
         raise ValueError(f"replicas={run.replicas}: only Sebulba has them; leave it out, or add arch='sebulba'.")
@@ -207,6 +221,9 @@ def _anakin(
         population=run.population,
         devices=devices,
     )
+    if pbt:
+        rows = layout.num_envs * agent.config.rollout_length
+        population.check(pbt, agent, environment.spec, run.population, rows)
     driver = Anakin(
         agent,
         environment,
@@ -216,6 +233,7 @@ def _anakin(
         hyper=hyper,
         lockstep=run.mode == "lockstep",
         final_updates=run.final_updates,
+        pbt=pbt,
     )
     return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards}
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from podracer import configs, errors
 from podracer.errors import PeerError, TrainingDivergedError
 from podracer.result.result import Result
@@ -33,6 +35,7 @@ from podracer.topology.processes import ALONE, Processes
 from podracer.training import choices, summary
 from podracer.training.callback import StopRequests, UserCallback
 from podracer.training.evaluations import Evaluations, actor_params
+from podracer.training.generations import Generations
 from podracer.training.training_log import TrainingLog
 from podracer.training.transfer import transferred
 
@@ -93,6 +96,10 @@ class Session:
         self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
         self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
         self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
+        self._generations = None
+        if experiment.pbt:
+            self._generations = Generations(experiment, directory, self._state, processes)
+            self._training.hyper = self._generations.hyper
 
     def _begin(self, resume: bool, init_from: Result | None) -> RunState:
         """The state that this stretch begins with: a checkpoint's, or the driver's first one."""
@@ -137,6 +144,7 @@ class Session:
             self._processes.barrier()  # nobody waits in a collective for another's compiler
             self._saved_at = time.monotonic()
             self._evaluate_at(self._state, least_env_steps(self._state))
+            self._state = self._evolve_at(self._state, least_env_steps(self._state))
             self._doing("training")
             self._training.start_cpu_clock()
             hooks = RunHooks(
@@ -161,9 +169,9 @@ class Session:
         finally:
             self._display.close()
             self._log.close()
-            for checkpoints in (self._checkpoints, self._best, self._snapshots):
-                if checkpoints:
-                    checkpoints.close()
+            for each in (self._checkpoints, self._best, self._snapshots, self._generations):
+                if each:
+                    each.close()
 
     def _doing(self, what: str) -> None:
         """Notes what this process does now, for people and for the other processes."""
@@ -194,9 +202,10 @@ class Session:
         run = self._experiment.run
         every = [run.eval_every] + ([run.checkpoint_every] if self._checkpoints else [])
         every += [self._snapshots.every] if self._snapshots else []
-        return min([run.total_steps] + [(env_steps // n + 1) * n for n in every if n])
+        ends = [run.total_steps] + ([self._generations.next_milestone(env_steps)] if self._generations else [])
+        return min(ends + [(env_steps // n + 1) * n for n in every if n])
 
-    def _on_milestone(self, state: RunState, env_steps: int) -> None:
+    def _on_milestone(self, state: RunState, env_steps: int) -> RunState:
         run = self._experiment.run
         final = env_steps >= run.total_steps and not self._in_final_updates(state)
         self._doing("evaluating and saving")
@@ -207,8 +216,19 @@ class Session:
         if final or late or crossed(max(self._saved_steps(), default=-1), env_steps, run.checkpoint_every):
             self._save(state, env_steps)
         self._evaluate_at(state, env_steps, final)
+        # At last: what was saved and evaluated is what was trained, and a run that goes on from there does this again.
+        state = self._evolve_at(state, env_steps)
         self._doing("training")
         self._training.start_cpu_clock()
+        return state
+
+    def _evolve_at(self, state: RunState, env_steps: int) -> RunState:
+        """Ends a generation where it is time, unless a signal has left an evaluation to be done first."""
+        if self._generations is None or self._evaluations.cut or not self._generations.is_due(env_steps):
+            return state
+        state = self._generations.evolve(state, env_steps)
+        self._training.hyper = self._generations.hyper
+        return state
 
     def _save(self, state: RunState, env_steps: int) -> None:
         """Writes a checkpoint, if there is a directory."""
@@ -219,6 +239,8 @@ class Session:
             self._checkpoints.delete(env_steps)
         self._checkpoints.save(env_steps, self._saved(state))
         self._log.to_disk()
+        if self._generations:
+            self._generations.to_disk()
         self._saved_at = time.monotonic()
 
     def _is_late(self) -> bool:
@@ -272,6 +294,7 @@ class Session:
             updates=num_updates(own),
             complete=complete,
             stopped_by=stopped_by,
+            hyper={name: np.asarray(value) for name, value in own.learner.hyper.items()},
         )
         # Of process 0, whose clocks are others than ours.
         result.summary = self._processes.broadcast(configs.to_json(figures))

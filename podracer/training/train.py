@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import signal
 import sys
@@ -21,6 +20,8 @@ from podracer.environments import imports, wrapping
 from podracer.errors import Interrupted
 from podracer.learning.optimizer import Own
 from podracer.nets import Network
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.remote.settings import Remote
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
@@ -32,6 +33,7 @@ from podracer.system import console, files
 from podracer.system.console import note
 from podracer.system.lock import RunLock
 from podracer.system.stopping import StopSignal
+from podracer.topology import backend
 from podracer.topology.processes import ALONE, Processes
 from podracer.training import choices, masks, presets, shared
 from podracer.training.resolve import num_updates, resolve, stored_options
@@ -66,6 +68,7 @@ def train(
     progress: bool = True,
     topology: Topology = "local",
     remote: Remote | Mapping[str, Any] | None = None,
+    pbt: PBT | Mapping[str, Any] | None = None,
     **run_settings: Any,
 ) -> Result:
     """Trains an agent and returns it with its history.
@@ -101,6 +104,7 @@ def train(
         calls this alike; or a `podracer.Pod`, which says where they are. Process 0 writes and speaks for all.
       remote: where workers connect that step the environments (`podracer.serve_envs`), of a `HostEnvironments` or of
         `remote:NAME`, which only they can make. A resumed run listens where it did.
+      pbt: population based training (docs/populations.md): at intervals, members that do badly copy better ones.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -128,12 +132,12 @@ def train(
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
-        parts |= {"network": network, "optimizer": optimizer}
+        parts |= {"network": network, "optimizer": optimizer, "pbt": population.of(pbt)}
         with rundir.layout_explained(directory if resume else None):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
-        _use_compilation_cache()
+        backend.use_compilation_cache()
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
         if processes.is_first:
@@ -332,7 +336,7 @@ def load(
       TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
-    _use_compilation_cache()
+    backend.use_compilation_cache()
     directory = files.local(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
@@ -384,17 +388,6 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "config": None if given["agent"] else stored["agent_config"],
         "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "wrap": stored.get("wrap", ()),
+        "pbt": population.of(stored.get("pbt")),
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
-
-
-def _use_compilation_cache() -> None:
-    """Keeps compiled programs on disk, unless the user has set a cache of their own."""
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
-        return
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    except RuntimeError:  # a container's user without a home keeps none
-        return
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
