@@ -128,6 +128,9 @@ def test_too_few_episodes_are_counted_on(runs):
     member.evolve(state_of(1.0), 200)
     assert [row["ready"] for row in runs.rows("a")] == [False, True]
     assert runs.rows("a")[1]["fitness"] == pytest.approx(0.5), "(3 * 4 + 8) / 4 of 10"
+    runs.play("a", 2.0)
+    member.evolve(state_of(1.0), 300)
+    assert runs.rows("a")[2]["fitness"] == pytest.approx(0.2), "of the newest generation alone"
 
 
 def test_missing_partial_and_foreign_members_are_passed_over_with_a_line_each(runs):
