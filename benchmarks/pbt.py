@@ -2,8 +2,8 @@
 
     python benchmarks/pbt.py [catch cartpole] [--seeds 3] [--runs DIR]
 
-V-trace, 16 members, whose learning rates are drawn from [1e-5, 1e-1], uniformly in the logarithm. The members go on with
-them, "fixed", or evolve by either rule over 30 generations. Writes the greedy returns of all members at the end to
+V-trace, 16 members, whose learning rates are drawn from [1e-5, 1e-1], uniformly in the logarithm. The members go on
+with them, "fixed", or evolve by either rule over 30 generations. Writes the greedy returns of all members at the end to
 `benchmarks/results/pbt.json`, returns over training to `pbt-ENV.png`, and the numbers and the lineage of one population
 to `pbt-population.png`. The exit code says whether every bound of `TASKS` holds, and every seed is better than without.
 
@@ -129,7 +129,13 @@ def main() -> int:
         lineage.picture(runs / f"{arguments.envs[-1]}-impala-0", RESULTS / "pbt-population.png")
     lines = [line for env in found for line in failures(env, found[env])]
     print("\n".join(lines or ["all bounds hold"]))
-    settings = {"members": MEMBERS, "lanes": LANES, "generations": GENERATIONS, "rates": RATES, "seeds": arguments.seeds}
+    settings = {
+        "members": MEMBERS,
+        "lanes": LANES,
+        "generations": GENERATIONS,
+        "rates": RATES,
+        "seeds": arguments.seeds,
+    }
     measure.write(RESULTS / "pbt.json", "python benchmarks/pbt.py", settings, found)
     return 1 if lines else 0
 

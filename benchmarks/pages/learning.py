@@ -93,6 +93,17 @@ def over_training() -> list[str]:
     return table(("what", "with", "beside", "seeds", "commit"), lines)
 
 
+def populations() -> list[str]:
+    """Returns of populations at the end, with and without population based training, by seed."""
+    found, lines = read("pbt"), []
+    for env, arms in found["results"].items():
+        for arm, seeds in arms.items():
+            of = lambda key, seeds=seeds: " / ".join(f"{round(seed[key], 2) + 0.0:.3g}" for seed in seeds)  # noqa: E731
+            name = arm if arm == "fixed" else f"`{arm}`"
+            lines.append((env, name, of("mean"), of("worst_quarter"), of("best"), commit(found)))
+    return table(("task", "rule", "mean of the members, by seed", "worst quarter", "best", "commit"), lines)
+
+
 def threads() -> list[str]:
     """Returns of V-trace on EnvPool's CartPole by actor threads, lanes and the age of the acting policy."""
     found = read("cartpole_lag")
@@ -121,6 +132,7 @@ TABLES = {
     "masks": masks,
     "masks-2048": game_2048,
     "over-training": over_training,
+    "populations": populations,
     "threads": threads,
 }
 VALUES = {

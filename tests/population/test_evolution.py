@@ -21,7 +21,7 @@ from podracer.types import EpisodeStats, LearnerState
 from tests.support import counting
 
 STATES = 200
-"""Of each of the five cases."""
+"""The number of random states in each of the five cases."""
 
 SCORE = (-1.0, 1.0)
 
@@ -108,7 +108,7 @@ def by_hand(pbt: PBT, state: State, choice: np.ndarray, variation: np.ndarray) -
 CASES = {
     "truncation": (5, (), PBT(1, probability=0.5, hyper=("h0", "h1"))),
     "truncation-half-2": (2, (), PBT(1, fraction=0.5, hyper=("h0", "h1"))),
-    "impala": (5, (), PBT(1, rule="impala", score=SCORE, hyper=("h0", "h1"))),
+    "impala": (5, (), PBT(1, rule="impala", score=SCORE, threshold=0.3, hyper=("h0", "h1"))),
     "impala-2": (2, (), PBT(1, rule="impala", score=SCORE, min_episodes=1, hyper=("h1",))),
     "truncation-tasks": (7, (3,), PBT(1, score=SCORE * 3, hyper=("h0",), min_episodes=40)),
 }
@@ -157,6 +157,12 @@ def test_a_generation_is_what_numpy_makes_of_it(name: str) -> None:
     assert np.isclose(np.abs(log_factors), np.log(1.2), rtol=1e-4).all()
     assert abs(np.mean(log_factors)) < 3 * np.std(log_factors) / np.sqrt(len(log_factors))  # unbiased
     assert lineage.copied.mean() > 0.05
+
+
+def test_draws_are_new_ones_in_every_generation_and_run() -> None:
+    places = [(0, 0), (0, 1), (1, 0)]
+    found = [np.concatenate([np.ravel(x) for x in evolution.draws(*place, 4, 2)]) for place in places]
+    assert len(np.unique(found)) == 3 * (4 + 4 * 2)
 
 
 # The toy of Jaderberg's figure 2.

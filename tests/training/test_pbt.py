@@ -26,7 +26,7 @@ MEMBERS, LANES, LENGTH = 4, 16, 9
 INTERVAL = 10 * LANES * LENGTH
 TOTAL_STEPS = 8 * INTERVAL
 RATES = np.array([3e-3, 1e-2, 3e-2, 1e30], np.float32)
-"""Of the last member parameters and memory are no finite numbers after a step."""
+"""Learning rates of the members; the last one leaves no finite numbers in parameters and memory."""
 
 PBT = podracer.PBT(
     INTERVAL, burn_in=2 * INTERVAL, fraction=0.5, min_episodes=3, hyper=("learning_rate", "entropy_cost")
@@ -170,10 +170,12 @@ def test_rows_after_the_checkpoint_of_a_killed_run_are_written_again(undisturbed
     run_dir = tmp_path / "run"
     shutil.copytree(undisturbed[0].run_dir, run_dir)
     (run_dir / "summary.json").unlink()
-    kept = sorted((run_dir / "checkpoints").iterdir(), key=lambda path: int(path.name))[0]
-    for path in (run_dir / "checkpoints").iterdir():
-        if path != kept:
-            shutil.rmtree(path)
+    # One that was written at the end of a generation, which is to be ended again.
+    checkpoints = {int(path.name): path for path in (run_dir / "checkpoints").iterdir()}
+    kept = min(steps for steps in checkpoints if steps >= PBT.milestone(1))
+    assert {row["env_steps"] for row in undisturbed[1] if row["generation"] == 1} == {kept}
+    for steps in checkpoints.keys() - {kept}:
+        shutil.rmtree(checkpoints[steps])
     shutil.rmtree(run_dir / "best")
     with (run_dir / generations.FILE).open("a") as file:
         file.write('{"generation": 6, "mem')
