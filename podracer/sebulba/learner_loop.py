@@ -303,8 +303,9 @@ class _Run:
         self._report.send(self._hooks.on_progress, self._loop.env_steps, len(self._actor_pool.actors), timed)
 
     def _milestone(self) -> None:
-        state = self._hooks.on_milestone(self._snapshot(), self._loop.env_steps)
-        if state is not None:
+        snapshot = self._snapshot()
+        state = self._hooks.on_milestone(snapshot, self._loop.env_steps)
+        if state is not None and state.learner is not snapshot.learner:
             # Actors go on with the parameters that they have until the next update publishes others.
             self._loop.learner = without_member_axis(state.learner)
 
