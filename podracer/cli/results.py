@@ -133,9 +133,10 @@ def plot(argv: list[str]) -> int:
         rows = metrics.history(metrics.stream(directory / "metrics.jsonl"))
         found += members.from_run(rundir.read(directory), rows, label)
     if arguments.pbt:
-        if len(arguments.run_dirs) > 1 or arguments.metric:
+        run_dir, *others = arguments.run_dirs
+        if others or arguments.metric:
             raise InputError("--pbt draws one run, and all that there is of its generations: leave out the others.")
-        print(lineage.picture(arguments.run_dirs[0], arguments.output))
+        print(lineage.picture(run_dir, arguments.output))
         return 0
     titles = {f"{member.agent} on {member.env}" for member in found}
     title = titles.pop() if len(titles) == 1 else ""

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, configs
+from podracer import agents, configs, topology
 from podracer.agents import VTraceConfig
+from podracer.learning.learner import require_room_for_all
 from podracer.population import config, evolution
 from podracer.population.config import PBT
 from podracer.population.evolution import Evolution
@@ -266,3 +267,12 @@ def test_runs_that_cannot_evolve_are_refused(pbt: PBT, fields: dict[str, Any], p
         return config.check(pbt, agent, spec, population, 40)
     with pytest.raises(ValueError, match=message):
         config.check(pbt, agent, spec, population, 40)
+
+
+def test_members_that_do_not_fit_on_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {"params": jax.ShapeDtypeStruct((16, 2**22), jnp.float32)}  # a quarter of a GiB
+    monkeypatch.setattr(topology, "memory_limit", lambda devices: 2**28 - 1)
+    with pytest.raises(ValueError, match="all members need 0.2 GiB"):
+        require_room_for_all(members, ["a device"])
+    monkeypatch.setattr(topology, "memory_limit", lambda devices: 2**28)
+    require_room_for_all(members, ["a device"])
