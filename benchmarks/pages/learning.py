@@ -104,6 +104,19 @@ def populations() -> list[str]:
     return table(("task", "rule", "mean of the members, by seed", "worst quarter", "best", "commit"), lines)
 
 
+def sweeps() -> list[str]:
+    """The learning rate that each sweep on catch chose, and its return where it was chosen and on fresh seeds."""
+    found, lines = read("sweep"), []
+    for name, swept in found["results"].items():
+        best, rates = swept["best"], [row["hyper"]["learning_rate"] for row in swept["rows"]]
+        solved = sum(row["mean"] is not None and row["mean"] >= 0.95 for row in swept["rows"])
+        scores = (f"{best[part]['mean']:.3f}" for part in ("sweep", "fresh"))
+        chosen, span = f"{best['hyper']['learning_rate']:.2g}", f"{min(rates):.2g} to {max(rates):.2g}"
+        lines.append((name.removeprefix("seed "), span, f"{solved} of {len(rates)}", chosen, *scores, commit(found)))
+    head = ("sweep", "rates drawn", "reach 0.95", "chosen", "return in the sweep", "on fresh seeds", "commit")
+    return table(head, lines)
+
+
 def threads() -> list[str]:
     """Returns of V-trace on EnvPool's CartPole by actor threads, lanes and the age of the acting policy."""
     found = read("cartpole_lag")
@@ -161,6 +174,7 @@ TABLES = {
     "over-training": over_training,
     "populations": populations,
     "scales": scales,
+    "sweeps": sweeps,
     "threads": threads,
 }
 VALUES = {

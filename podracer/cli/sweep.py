@@ -32,6 +32,8 @@ OWN = {
     "--gif": "podracer eval RUN_DIR --gif FILE draws one",
     "--topology": "a sweep runs on the devices of one process",
     "--pod": "a sweep runs on the devices of one process",
+    "--pbt": "members of a sweep do not copy each other",
+    "--pbt-dir": "members of a sweep do not copy each other",
     "--remote": "a sweep steps its environments itself",
 }
 """Options of `podracer train` that a sweep sets itself, with advice for users."""

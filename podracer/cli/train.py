@@ -96,6 +96,7 @@ def train(argv: list[str]) -> int:
                 topology=_topology(arguments),
                 remote=_remote(arguments, argv),
                 pbt=_pbt(arguments, argv),
+                pbt_dir=arguments.pbt_dir,
                 **{**_keywords(arguments, typed), "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
@@ -152,7 +153,7 @@ def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
         "pod": any(w.startswith(("--topology", "--pod.")) for w in rest),
         "remote": any(w.startswith("--remote.") for w in rest) or environment.startswith(environments.REMOTE),
     }
-    boxes["pbt"] = not boxes["sebulba"] or any(w.startswith("--pbt.") for w in rest)
+    boxes["pbt"] = not boxes["sebulba"] or any(w.startswith("--pbt") for w in rest)
     cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
     run_settings = _typed(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
@@ -364,6 +365,7 @@ def _train_arguments(
             ("pod", Annotated[Pod, pod], Pod()),
             ("remote", Annotated[REMOTE, remote], REMOTE()),
             ("pbt", Annotated[EVOLUTION, pbt], EVOLUTION()),
+            ("pbt_dir", Annotated[path, arg(help="directory in which runs of Sebulba are the members")], None),
         ],
         kw_only=True,
     )

@@ -92,20 +92,25 @@ def of(pbt: PBT | Mapping[str, Any] | None) -> PBT | None:
     return configs.from_json(PBT, pbt)
 
 
-def check(pbt: PBT, agent: Agent, spec: EnvSpec, population: int, rows_per_update: int) -> None:
+def check(pbt: PBT, agent: Agent, spec: EnvSpec, population: int | None, rows_per_update: int) -> None:
     """Checks that a run can be trained so.
 
     Args:
       pbt: the settings.
       agent: the agent.
       spec: of the environment.
-      population: number of members.
+      population: number of members; None where each is a run of its own.
       rows_per_update: of a member, over all lanes.
 
     Raises:
       ValueError: where it cannot.
     """
-    if population < 2:
+    if population is None and pbt.rule != "impala":
+        raise ValueError(
+            f"PBT.rule={pbt.rule!r} ranks all members, and runs with pbt_dir look at one other; use rule='impala' and "
+            "score=(low, high)."
+        )
+    if population is not None and population < 2:
         raise ValueError("pbt: population=1 has nobody to copy; use population=8 or more.")
     if spec.num_players != 1:
         raise ValueError(f"pbt: in {spec.name}, a game for two, the return says nothing of strength; leave pbt out.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ class Experiment:
     description: dict[str, Any]
     network: Any = None
     pbt: PBT | None = None
+    pbt_dir: pathlib.Path | None = None
 
     @property
     def seeds(self) -> np.ndarray:

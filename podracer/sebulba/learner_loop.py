@@ -20,6 +20,7 @@ from podracer.sebulba.agreement import Agreement
 from podracer.sebulba.learner_program import Learning
 from podracer.sebulba.metrics import Report
 from podracer.sebulba.programs import Programs
+from podracer.sebulba.states import without_member_axis
 from podracer.topology.processes import Processes
 from podracer.types import LearnerState, Metrics, Trajectory
 
@@ -305,7 +306,11 @@ class _Run:
         self._report.send(self._hooks.on_progress, self._loop.env_steps, len(self._actor_pool.actors), timed)
 
     def _milestone(self) -> None:
-        self._hooks.on_milestone(self._snapshot(), self._loop.env_steps)
+        snapshot = self._snapshot()
+        state = self._hooks.on_milestone(snapshot, self._loop.env_steps)
+        if state is not None and state.learner is not snapshot.learner:
+            # Actors go on with the parameters that they have until the next update publishes others.
+            self._loop.learner = without_member_axis(state.learner)
 
 
 def _vote(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:

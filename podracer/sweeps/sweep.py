@@ -30,6 +30,8 @@ OWN = {
     "run_dir": "use out=",
     "resume": "what is in the directory goes on anyway",
     "topology": "a sweep runs on the devices of one process",
+    "pbt": "members of a sweep do not copy each other",
+    "pbt_dir": "members of a sweep do not copy each other",
     "remote": "a sweep steps its environments itself",
 }
 """Settings of `train` that a sweep sets itself, with advice for users."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -67,6 +68,7 @@ def resolve(
     devices: list[Any] | None = None,
     remote: RemotelyStepped | None = None,
     pbt: PBT | None = None,
+    pbt_dir: pathlib.Path | None = None,
 ) -> Experiment:
     """A run's parts; `remote` makes environments that others step of those that this process would.
 
@@ -89,13 +91,15 @@ def resolve(
         eval_episodes=run.eval_episodes or (32 if on_host else 128),
         eval_every=run.eval_every or max(1, run.total_steps // 10),
     )
+    _check_members(run, pbt, pbt_dir)
     if run.arch == "anakin":
         driver, resolved = _anakin(agent, environment, run, hypers, devices, pbt)
-    elif pbt:
-        raise ValueError("pbt: only Anakin has populations; leave it out, or use an environment in pure JAX.")
     else:
         driver, resolved = _sebulba(agent, environment, run, hypers, devices)
     run = dataclasses.replace(run, **resolved)
+    if pbt and pbt_dir:
+        rows = run.num_envs * agent.config.rollout_length  # type: ignore[operator]
+        population.check(pbt, agent, environment.spec, None, rows)
     _check_updates(agent, run)
     description = {
         "podracer": __version__,
@@ -117,7 +121,28 @@ def resolve(
         description["imports"] = {"environment": path}
     if pbt:
         description["pbt"] = configs.to_json(pbt)
-    return Experiment(agent, environment, run, driver, hypers, description, network, pbt)
+    if pbt_dir:
+        description["pbt_dir"] = str(pbt_dir)
+    return Experiment(agent, environment, run, driver, hypers, description, network, pbt, pbt_dir)
+
+
+def _check_members(run: RunConfig, pbt: PBT | None, pbt_dir: pathlib.Path | None) -> None:
+    """Checks where the members of population based training are: in one program, or runs of their own.
+
+    Raises:
+      ValueError: for both, or neither.
+    """
+    if pbt_dir and not pbt:
+        raise ValueError("pbt_dir needs pbt: interval and score=(low, high) at least, and rule='impala'.")
+    if pbt_dir and run.arch == "anakin":
+        raise ValueError("pbt_dir is for runs of Sebulba; members of one program (population=) need no directory.")
+    if pbt and not pbt_dir and run.arch == "sebulba":
+        raise ValueError(
+            "pbt: only Anakin has populations in one program. Start several runs with a directory in common, pbt_dir=, "
+            "or use an environment in pure JAX."
+        )
+    if pbt_dir and jax.process_count() > 1:
+        raise ValueError("pbt_dir: a member is a run of one process; leave topology out.")
 
 
 def _environment(

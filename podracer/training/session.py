@@ -36,6 +36,7 @@ from podracer.topology.processes import ALONE, Processes
 from podracer.training import choices, summary
 from podracer.training.callback import StopRequests, UserCallback
 from podracer.training.evaluations import Evaluations, actor_params
+from podracer.training.exchange import Exchange
 from podracer.training.generations import Generations
 from podracer.training.training_log import TrainingLog
 from podracer.training.transfer import transferred
@@ -100,8 +101,11 @@ class Session:
         self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
         self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
         self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
-        self._generations = None
-        if experiment.pbt:
+        self._generations: Generations | Exchange | None = None
+        if experiment.pbt_dir:
+            self._generations = Exchange(experiment, directory, self._state, self._display.say)
+            self._training.hyper = self._generations.hyper
+        elif experiment.pbt:
             self._generations = Generations(experiment, directory, self._state, processes)
             self._training.hyper = self._generations.hyper
 
@@ -211,6 +215,8 @@ class Session:
 
     def _on_progress(self, now: Progress) -> None:
         self._training.write(now)
+        if isinstance(self._generations, Exchange):
+            self._generations.add(now)
 
     def _last_good(self) -> str:
         path = self._checkpoints.newest() if self._checkpoints else None

@@ -70,6 +70,7 @@ def train(
     topology: Topology = "local",
     remote: Remote | Mapping[str, Any] | None = None,
     pbt: PBT | Mapping[str, Any] | None = None,
+    pbt_dir: str | pathlib.Path | None = None,
     **run_settings: Any,
 ) -> Result:
     """Trains an agent and returns it with its history.
@@ -106,6 +107,7 @@ def train(
       remote: where workers connect that step the environments (`podracer.serve_envs`), of a `HostEnvironments` or of
         `remote:NAME`, which only they can make. A resumed run listens where it did.
       pbt: population based training (docs/populations.md): at intervals, members that do badly copy better ones.
+      pbt_dir: with Sebulba, the directory in which several runs are the members: each writes what it has learnt there.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -138,6 +140,7 @@ def train(
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
         parts |= {"network": network, "optimizer": optimizer, "pbt": population.of(pbt)}
+        parts["pbt_dir"] = None if pbt_dir is None else files.local(pbt_dir)
         with rundir.layout_explained(directory if resume else None), span("set-up"):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
@@ -396,5 +399,6 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "wrap": stored.get("wrap", ()),
         "pbt": population.of(stored.get("pbt")),
+        "pbt_dir": stored.get("pbt_dir") and pathlib.Path(stored["pbt_dir"]),
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
