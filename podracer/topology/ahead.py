@@ -26,12 +26,13 @@ class Program:
         self._compiling: Compiling | None = None
 
     def prepare(self, *arguments: Any) -> None:
-        """Begins to compile for arguments, or their shapes."""
-        self._compiling = Compiling(self._name, lambda: self._function.lower(*arguments))
+        """Begins to compile for arguments, or their shapes; once."""
+        if self._compiling is None:
+            self._compiling = Compiling(self._name, lambda: self._function.lower(*arguments))
 
     def __call__(self, *arguments: Any) -> Any:
         """Calls the function; waits until it is compiled, for the arguments of `prepare` alone."""
-        if self._compiling is None and executables.current():
+        if executables.current():
             self.prepare(*arguments)
         function: Callable[..., Any] = self._compiling.result() if self._compiling else self._function
         return function(*arguments)

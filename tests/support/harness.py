@@ -233,10 +233,10 @@ def shared_programs() -> Iterator[None]:
 
     def evaluator(self: Any, agent: Agent, environment: Any, episodes: int, *rest: Any, **named: Any) -> None:
         begin(self, agent, environment, episodes, *rest, **named)
-        if hasattr(self, "_compiled") and is_shared(agent):
+        if hasattr(self, "_program") and is_shared(agent):
             bound = inspect.signature(begin).bind(self, agent, environment, episodes, *rest, **named)
             key = ("evaluator", id(agent), _identity(environment), episodes, bound.arguments.get("max_steps"))
-            self._compiled = _PROGRAMS.setdefault(key, self._compiled)
+            self._program = _PROGRAMS.setdefault(key, self._program)
 
     with (
         mock.patch.object(resolve, "make_agent", agent_of),
