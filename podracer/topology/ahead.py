@@ -63,13 +63,14 @@ class Compiling:
         threading.Thread(target=self._compile, args=arguments, name=f"compile {name}").start()
 
     def _compile(self, name: str, lowered: Any, store: executables.Executables | None) -> None:
+        fresh = False
         try:
-            self._compiled = lowered.compile()
+            self._compiled, fresh = executables.compiled(lowered)
         except BaseException as error:
             self._error = error
         self.seconds = time.perf_counter() - self._began
         self._done.set()
-        if store and self._compiled is not None:
+        if store and fresh:
             store.save(name, self._compiled)
 
     def result(self) -> Any:
