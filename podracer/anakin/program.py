@@ -89,13 +89,14 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=layout.num_shards)
     if settings.lockstep and not learning.defers_updates:
         raise ValueError(f"mode='lockstep': {agent.name} has no updates that could wait in Anakin; use mode='async'.")
+    searches = hasattr(agent.config, "simulations")
     shard = ShardUpdates(agent, environment, settings, learning)
     states = _States(agent, environment, layout, settings, learning)
     return Program(
         states.init,
         states.like,
-        _on_mesh(layout, shard.update, _until_steps),
-        _on_mesh(layout, shard.finish, _until_nothing_pending) if learning.defers_updates else None,
+        _on_mesh(layout, shard.update, _until_steps, searches),
+        _on_mesh(layout, shard.finish, _until_nothing_pending, searches) if learning.defers_updates else None,
         functools.partial(_limits, layout),
         functools.partial(_like_limits, layout),
     )
@@ -109,7 +110,7 @@ def _until_nothing_pending(report: Report, counts: Counts, limits: Limits) -> ja
     return jnp.broadcast_to(counts.pending_updates > 0, report.finite.shape)
 
 
-def _on_mesh(layout: Topology, update_shard: UpdateShardFn, unfinished: UnfinishedFn) -> StepFn:
+def _on_mesh(layout: Topology, update_shard: UpdateShardFn, unfinished: UnfinishedFn, searches: bool) -> StepFn:
     """Makes a jitted loop over updates on the devices of a mesh (see `podracer.anakin.loop.run`)."""
     replicated: Any = PartitionSpec()
     votes: Any = PartitionSpec(POPULATION_AXIS, DATA_AXIS)
@@ -127,7 +128,8 @@ def _on_mesh(layout: Topology, update_shard: UpdateShardFn, unfinished: Unfinish
         # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=0, compiler_options=topology.compiler_options(layout.platform))  # type: ignore[return-value]
+    options = topology.compiler_options(layout.platform, searches)
+    return jax.jit(mapped, donate_argnums=0, compiler_options=options)  # type: ignore[return-value]
 
 
 def _limits(layout: Topology, until: int, total_steps: int, max_updates: int) -> Limits:

@@ -69,7 +69,8 @@ class Checkpoints:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
             # Of a new run there is nothing to read, and Orbax takes a while to import.
-            self._is_empty = processes.count == 1 and not (self.directory.is_dir() and any(self.directory.iterdir()))
+            is_filled = self.directory.is_dir() and any(self.directory.iterdir())
+            self._is_empty = processes.count == 1 and not is_filled
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
         if not self._is_empty:

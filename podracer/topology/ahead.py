@@ -26,12 +26,13 @@ class Program:
         self._compiling: Compiling | None = None
 
     def prepare(self, *arguments: Any) -> None:
-        """Begins to compile for arguments, or their shapes."""
-        self._compiling = Compiling(self._name, lambda: self._function.lower(*arguments))
+        """Begins to compile for arguments, or their shapes; once."""
+        if self._compiling is None:
+            self._compiling = Compiling(self._name, lambda: self._function.lower(*arguments))
 
     def __call__(self, *arguments: Any) -> Any:
         """Calls the function; waits until it is compiled, for the arguments of `prepare` alone."""
-        if self._compiling is None and executables.current():
+        if executables.current():
             self.prepare(*arguments)
         function: Callable[..., Any] = self._compiling.result() if self._compiling else self._function
         return function(*arguments)
@@ -62,13 +63,14 @@ class Compiling:
         threading.Thread(target=self._compile, args=arguments, name=f"compile {name}").start()
 
     def _compile(self, name: str, lowered: Any, store: executables.Executables | None) -> None:
+        fresh = False
         try:
-            self._compiled = lowered.compile()
+            self._compiled, fresh = executables.compiled(lowered)
         except BaseException as error:
             self._error = error
         self.seconds = time.perf_counter() - self._began
         self._done.set()
-        if store and self._compiled is not None:
+        if store and fresh:
             store.save(name, self._compiled)
 
     def result(self) -> Any:

@@ -21,6 +21,7 @@ import os
 import pathlib
 import pickle
 import platform
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -91,6 +92,37 @@ class Executables:
             kept = sorted(self._folder.glob("*.bin"), key=lambda path: path.stat().st_mtime)
             for path in kept[:-MOST_FILES]:
                 path.unlink(missing_ok=True)
+
+
+class Fresh(threading.local):
+    """Tells whether this thread's newest program was compiled, and not read from JAX's own cache.
+
+    What XLA read of that cache on a CPU can be written again, and is not whole then: it fails when it is called.
+    """
+
+    asked = hit = False
+
+    def note(self, event: str, **labels: Any) -> None:
+        self.asked |= event == "/jax/compilation_cache/compile_requests_use_cache"
+        self.hit |= event == "/jax/compilation_cache/cache_hits"
+
+    def __bool__(self) -> bool:
+        return self.asked and not self.hit
+
+
+_FRESH = Fresh()
+
+
+@functools.cache
+def _listen() -> None:
+    jax.monitoring.register_event_listener(_FRESH.note)
+
+
+def compiled(lowered: Any) -> tuple[Any, bool]:
+    """Compiles a lowered program; returns it, and whether it may be saved (see `Fresh`)."""
+    _listen()
+    _FRESH.asked = _FRESH.hit = False
+    return lowered.compile(), bool(_FRESH)
 
 
 def current() -> Executables | None:

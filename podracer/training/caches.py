@@ -10,12 +10,16 @@ import jax
 
 import envs_jax
 from podracer import configs
+from podracer.evaluation.evaluation import step_limit
 from podracer.run.record import Experiment
 from podracer.system import command
 from podracer.topology.executables import Executables, kind
 
-NO_PROGRAM = ("seed", "checkpoint_every", "checkpoint_minutes", "checkpoint_replay", "keep_checkpoints")
-"""Settings of a run that no program depends on."""
+NO_PROGRAM = (
+    *("seed", "total_steps", "eval_every"),
+    *("checkpoint_every", "checkpoint_minutes", "checkpoint_replay", "keep_checkpoints"),
+)
+"""Settings of a run that no program depends on, but for the longest episode of an evaluation."""
 
 
 def folder() -> pathlib.Path | None:
@@ -50,6 +54,8 @@ def executables(experiment: Experiment, processes: int) -> Executables | None:
     ours = not description["own"] and description["env"] in envs_jax.names() and experiment.driver.arch == "anakin"
     if not ours or any(device.platform != "cpu" for device in devices):
         return None
-    settings: dict[str, Any] = {**description}
+    run = experiment.run
+    limit = step_limit(experiment.environment.spec, run.eval_episodes, run.eval_every)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {**description, "limit": limit}
     settings["run"] = {name: value for name, value in description["run"].items() if name not in NO_PROGRAM}
     return Executables(found / "programs", kind(configs.to_json(settings), devices))

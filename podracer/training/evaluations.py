@@ -151,7 +151,8 @@ class Evaluations:
 def actor_params(experiment: Experiment, state: RunState) -> ActorParams:
     """The parameters that act in evaluation, [P], on this process's first device."""
     learner = jax.device_put(local_learner(state).learner, jax.local_devices()[0])
-    return jax.vmap(experiment.agent.actor_params)(learner, jnp.ones(experiment.run.population))
+    progress = np.ones(experiment.run.population, np.float32)  # as an array of JAX it takes two programs to make
+    return jax.vmap(experiment.agent.actor_params)(learner, progress)
 
 
 def _not_finite(state: RunState) -> np.ndarray:
