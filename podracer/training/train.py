@@ -30,14 +30,13 @@ from podracer.run.config import RunConfig
 from podracer.run.driver import counter_values, memory_explained, only_learner
 from podracer.run.record import Experiment
 from podracer.system import console, files
-from podracer.system.console import note
 from podracer.system.lock import RunLock
 from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
 from podracer.topology import executables
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import caches, choices, masks, presets, shared
-from podracer.training.resolve import num_updates, resolve, stored_options
+from podracer.training import caches, notes, presets, shared
+from podracer.training.resolve import resolve, stored_options
 from podracer.training.session import Session
 from podracer.training.transfer import transferred
 from podracer.training.workers import Workers
@@ -150,21 +149,21 @@ def train(
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
         if processes.is_first:
-            _note_choices(experiment)
+            notes.tell(experiment)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
         with span("check"):
             experiment.driver.check()
         source = _source(init_from, experiment)
         processes.check_equal(configs.to_json(experiment.description))
-        notes = [] if resume or names else presets.suggestion(agent, environment)
+        hints = [] if resume or names else presets.suggestion(agent, environment)
         with contextlib.ExitStack() as stack:
             if directory is not None:
                 lock = stack.enter_context(contextlib.closing(RunLock(directory)))
                 shared.by_first(processes, lock.take)
-                notes += shared.by_first(processes, rundir.prepare, directory, experiment.description, resume)
+                hints += shared.by_first(processes, rundir.prepare, directory, experiment.description, resume)
             stack.enter_context(memory_explained())
             stop = stack.enter_context(StopSignal())
-            parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
+            parts = (experiment, directory, resume, log, progress, stop, source, hints, processes, began)
             session = Session(*parts)
             result = session.run()
             if progress and result.summary["complete"] and processes.is_first:
@@ -196,14 +195,6 @@ def _merge_preset(
         raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
     given = presets.Settings(config or {}, run_settings, env_options or {})
     return presets.merge(agent, environment, preset, protocol, given)
-
-
-def _note_choices(experiment: Experiment) -> None:
-    """Tells the user what the agent makes of its environment that may not be meant."""
-    agent, spec = experiment.agent, experiment.environment.spec
-    lines = masks.ignored(agent, spec) + choices.flat_images(agent, spec, experiment.description["chosen"])
-    for line in lines + choices.no_resets(agent, num_updates(agent, experiment.run)):
-        note(line)
 
 
 def _source(init_from: Result | str | pathlib.Path | None, experiment: Experiment) -> Result | None:
