@@ -271,15 +271,19 @@ def test_bad_objects_name_field_value_and_remedy(field, value):
 
 
 @pytest.mark.parametrize("task", ["tabular", pytest.param("random_goals", marks=pytest.mark.slow)])
-def test_a_grid_with_its_own_numbers_as_parameters_is_the_same(task: str) -> None:
+def test_a_grid_by_parameters_is_the_one_by_options(task: Any) -> None:
     """Also where all of them are traced."""
     things = (GridObject(0.5, 0.25, 0.5), GridObject(-1.0, 0.5, 0.125))
-    grid = Gridworld(GridworldOptions(task=task, height=3, width=4, objects=things, object_cells=((2, 1), (0, 3))))  # type: ignore[arg-type]
+    other = (GridObject(9.0), GridObject(9.0))
+    grids = [
+        Gridworld(GridworldOptions(task, height=3, width=4, objects=objects, object_cells=cells))
+        for objects, cells in ((things, ((2, 1), (0, 3))), (other, ((0, 0), (1, 1))))
+    ]
     numbers = np.array([[0.5, 0.25, 0.5], [-1.0, 0.5, 0.125]], np.float32).T
-    own = GridParameters(*map(jnp.asarray, numbers), jnp.array([3, 4]), jnp.array([[2, 1], [0, 3]]))
+    asked = GridParameters(*map(jnp.asarray, numbers), jnp.array([3, 4]), jnp.array([[2, 1], [0, 3]]))
 
     def play(parameters: Any, key: jax.Array) -> Any:
-        env = grid if parameters is None else grid.with_parameters(parameters)
+        env = grids[0] if parameters is None else grids[1].with_parameters(parameters)
 
         def step(state: Any, key: jax.Array) -> Any:
             action = jax.random.randint(key, (), 0, 9)
@@ -289,7 +293,7 @@ def test_a_grid_with_its_own_numbers_as_parameters_is_the_same(task: str) -> Non
         return jax.lax.scan(step, env.reset(key), jax.random.split(key, 40))
 
     keys = jax.random.split(jax.random.key(0), 8)
-    same, traced = (jax.jit(jax.vmap(play, in_axes=(None, 0)))(numbers, keys) for numbers in (None, own))
+    same, traced = (jax.jit(jax.vmap(play, in_axes=(None, 0)))(parameters, keys) for parameters in (None, asked))
     jax.tree.map(np.testing.assert_array_equal, same, traced)
 
 
