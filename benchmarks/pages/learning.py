@@ -115,6 +115,15 @@ def _areas(results: dict, arm: str) -> list[float]:
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
+def meta_gradient() -> list[str]:
+    """Discounts that are learnt by gradients, and one that is not."""
+    found, rows = read("meta_gradient"), []
+    for arm, runs in found["results"].items():
+        values = (to([run[name] for run in runs]) for name in ("discount", "return"))
+        rows.append((arm, *values, len(runs), commit(found)))
+    return table(("V-trace on a chain", "discount", "return", "seeds", "commit"), rows)
+
+
 TABLES = {
     "learning": learn.table,
     "memory": memory,
@@ -122,6 +131,7 @@ TABLES = {
     "masks-2048": game_2048,
     "over-training": over_training,
     "threads": threads,
+    "meta-gradient": meta_gradient,
 }
 VALUES = {
     "masks-speed-bound": mask_bound,

@@ -94,6 +94,7 @@ def through(update: anakin.Update, updates: int) -> Callable[[Any, anakin.Member
     return function
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_remat_changes_no_number_and_needs_less_memory() -> None:
     agent, found, sizes = vtrace(learning_rate=0.1), [], []
@@ -109,6 +110,7 @@ def test_remat_changes_no_number_and_needs_less_memory() -> None:
     assert sizes[1] < 0.7 * sizes[0], sizes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_adams_gradients_are_finite_with_eps_root() -> None:
     """Of a network with dead units, whose second moments are 0; without it, they are not."""
@@ -180,7 +182,7 @@ def test_two_devices_have_the_gradients_of_two_shards() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.nightly)])
 def test_the_loss_of_a_trajectory_has_the_gradient_that_learning_takes(name: str) -> None:
     """A step of plain gradient descent on it is the update, of PPO with a single minibatch."""
     agent = vtrace(learning_rate=1.0)

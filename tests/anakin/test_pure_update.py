@@ -84,6 +84,7 @@ def test_parameters_of_an_environment_without_them_are_refused() -> None:
         update.init(0, parameters=jnp.float32(1))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_population_of_grids_is_single_grids() -> None:
     """Each member plays in its own one."""
