@@ -47,6 +47,15 @@ def test_a_discount_that_is_learnt(capsys):
     assert "gamma 0.500" not in lines[-1]
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_rule_for_a_population(capsys):
+    numbers = example("meta_gradient_population").main(members=2, outer_steps=2, inner_updates=2, num_envs=4)
+    assert capsys.readouterr().out.startswith("   2   discount")
+    assert all(np.isfinite(x) for x in numbers.values())
+    assert numbers["learning_rate"] != pytest.approx(1e-3)
+
+
 NETWORKS = ["linen_mlp", "nnx_mlp", "equinox_mlp", "haiku_mlp", "linen_gru"]
 
 
