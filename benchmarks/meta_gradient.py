@@ -28,7 +28,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "meta_gradient.py"
 STEPS, LANES = 2_000_000, 4096
 RATES = {"learnt discount": 0.03, "fixed discount": 0.0}
-"""Of the meta-optimiser, by arm."""
+"""The rates of the meta-optimiser, by arm."""
 LEAST_DISCOUNT, LEAST_RETURN, MOST_FIXED = 0.9, 0.95, 0.5
 
 

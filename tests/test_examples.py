@@ -13,6 +13,7 @@ import pytest
 import envs_jax
 import podracer
 from podracer import nets
+from podracer.learning import optimizer
 from tests.support import harness
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -43,10 +44,21 @@ def test_a_loss_of_ones_own():
 @pytest.mark.slow  # the notebook 6_meta_gradients has the same code
 def test_a_discount_that_is_learnt(capsys):
     module = example("meta_gradient")
-    module.main(total_steps=2 * module.make()[-1])
+    with optimizer.lenient():  # as a user has it
+        module.main(total_steps=2 * module.make()[-1])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert "gamma 0.500" not in lines[-1]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_rule_for_a_population(capsys):
+    with optimizer.lenient():
+        numbers = example("meta_gradient_population").main(members=2, outer_steps=2, inner_updates=2, num_envs=4)
+    assert capsys.readouterr().out.startswith("   2   discount")
+    assert all(np.isfinite(x) for x in numbers.values())
+    assert numbers["learning_rate"] != pytest.approx(1e-3)
 
 
 NETWORKS = ["linen_mlp", "nnx_mlp", "equinox_mlp", "haiku_mlp", "linen_gru"]

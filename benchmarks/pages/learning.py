@@ -166,6 +166,15 @@ def scales() -> list[str]:
     return table(("tasks", "large, by seed", "small, by seed", "required", "commit"), rows)
 
 
+def meta_gradient() -> list[str]:
+    """Discounts that are learnt by gradients, and one that is not."""
+    found, rows = read("meta_gradient"), []
+    for arm, runs in found["results"].items():
+        values = (to([run[name] for run in runs]) for name in ("discount", "return"))
+        rows.append((arm, *values, len(runs), commit(found)))
+    return table(("V-trace on a chain", "discount", "return", "seeds", "commit"), rows)
+
+
 TABLES = {
     "learning": learn.table,
     "memory": memory,
@@ -176,6 +185,7 @@ TABLES = {
     "scales": scales,
     "sweeps": sweeps,
     "threads": threads,
+    "meta-gradient": meta_gradient,
 }
 VALUES = {
     "control": control,

@@ -60,23 +60,34 @@ class Update:
     on_mesh: bool
     remat: bool
 
-    def init(self, seed: jax.Array | int, hyper: Mapping[str, jax.Array | float] | None = None) -> Member:
+    def init(
+        self,
+        seed: jax.Array | int,
+        hyper: Mapping[str, jax.Array | float] | None = None,
+        parameters: ArrayTree = None,
+    ) -> Member:
         """Makes a member before its first update.
 
         Args:
           seed: int32 [].
           hyper: tunable numbers, float32 [], by name; the agent's defaults for those that are left out.
+          parameters: of the environment, such as its `parameters(key)` draws; None for its own. `step` and `rollout`
+            need the same.
 
         Raises:
-          ValueError: for a number that the agent does not have.
+          ValueError: for a number that the agent does not have, or parameters that the environment does not take.
         """
-        agent, environment = self.shard.agent, self.shard.environment
+        agent, environment = self.shard.agent, self._shard(parameters).environment
         numbers = self._with_numbers({name: jnp.float32(x) for name, x in agent.hyper.items()}, hyper)
         shards = jnp.arange(self.layout.num_shards, dtype=jnp.int32)
         return init_member(agent, environment, self.layout, jnp.asarray(seed, jnp.int32), numbers, shards)
 
     def step(
-        self, member: Member, progress: jax.Array | float, hyper: Mapping[str, jax.Array | float] | None = None
+        self,
+        member: Member,
+        progress: jax.Array | float,
+        hyper: Mapping[str, jax.Array | float] | None = None,
+        parameters: ArrayTree = None,
     ) -> tuple[Member, Trajectory, StepReport]:
         """Does one update: T steps of every lane, then learning from them.
 
@@ -84,43 +95,53 @@ class Update:
           member: of `init`, or the last step's.
           progress: float32 []; the share of the run that is done, for schedules.
           hyper: tunable numbers for this update alone, by name; the member's for those that are left out.
+          parameters: as in `init`.
 
         Returns:
           The member after it, the trajectory [T, num_envs], and the update's numbers.
 
         Raises:
-          ValueError: for a number that the agent does not have.
+          ValueError: as in `init`.
         """
         own = member.learner.hyper
         member = member._replace(learner=member.learner._replace(hyper=self._with_numbers(own, hyper)))
         function = jax.checkpoint(self._step) if self.remat else self._step
-        member, trajectory, report = function(member, jnp.asarray(progress, jnp.float32))
+        member, trajectory, report = function(member, jnp.asarray(progress, jnp.float32), parameters)
         return member._replace(learner=member.learner._replace(hyper=own)), trajectory, report
 
-    def rollout(self, member: Member, progress: jax.Array | float) -> tuple[Member, Trajectory, EpisodeStats]:
+    def rollout(
+        self, member: Member, progress: jax.Array | float, parameters: ArrayTree = None
+    ) -> tuple[Member, Trajectory, EpisodeStats]:
         """Acts for T steps without learning; the trajectory is the one that `step` would learn from.
 
         Args:
           member: as in `step`.
           progress: as in `step`.
+          parameters: as in `init`.
 
         Returns:
           The member after it, the trajectory [T, num_envs], and sums over the episodes that ended.
         """
-        return self._on_devices(self._rollout)(member, jnp.asarray(progress, jnp.float32))
+        return self._on_devices(self._rollout)(member, jnp.asarray(progress, jnp.float32), parameters)
 
-    def _step(self, member: Member, progress: jax.Array) -> tuple[Member, Trajectory, StepReport]:
-        def step(member: Member, progress: jax.Array) -> Any:
-            counts = self.shard.learning.counts()
-            member, _, metrics, episodes, trajectory = update_member(self.shard.update, member, counts, progress)
+    def _step(
+        self, member: Member, progress: jax.Array, parameters: ArrayTree
+    ) -> tuple[Member, Trajectory, StepReport]:
+        def step(member: Member, progress: jax.Array, parameters: ArrayTree) -> Any:
+            shard, counts = self._shard(parameters), self.shard.learning.counts()
+            member, _, metrics, episodes, trajectory = update_member(shard.update, member, counts, progress)
             assert isinstance(trajectory, Trajectory)
             return member, trajectories.join_lanes(trajectory), StepReport(metrics, episodes)
 
-        return self._on_devices(step)(member, progress)
+        return self._on_devices(step)(member, progress, parameters)
 
-    def _rollout(self, member: Member, progress: jax.Array) -> tuple[Member, Trajectory, EpisodeStats]:
+    def _rollout(
+        self, member: Member, progress: jax.Array, parameters: ArrayTree
+    ) -> tuple[Member, Trajectory, EpisodeStats]:
+        shard = self._shard(parameters)
+
         def act(actors: Actors) -> Any:
-            actors, trajectory, episodes, transitions, _ = self.shard.act(member.learner, actors, progress)
+            actors, trajectory, episodes, transitions, _ = shard.act(member.learner, actors, progress)
             return (actors, trajectory), collectives.global_sum((episodes, transitions))
 
         (actors, trajectory), (episodes, transitions) = jax.vmap(act, axis_name="shard", out_axes=(0, None))(
@@ -130,7 +151,7 @@ class Update:
         return member, trajectories.join_lanes(trajectory), episodes
 
     def _on_devices(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Runs `(member, progress) -> (member, trajectory, numbers)` of a device's shards on all devices."""
+        """Runs `(member, progress, parameters) -> (member, trajectory, numbers)` of a device on all of them."""
         function = topology.compiling_for(self.layout.platform)(function)
         if not self.on_mesh:
             # Nothing is mapped: the axis only has its name, and no dim of size one.
@@ -142,10 +163,19 @@ class Update:
         return jax.shard_map(
             function,
             mesh=self.layout.mesh,
-            in_specs=(member, whole),
+            in_specs=(member, whole, whole),
             out_specs=(member, trajectory, whole),
             check_vma=False,  # as in the program: gradients are reduced by hand
         )
+
+    def _shard(self, parameters: ArrayTree) -> ShardUpdates:
+        """The iteration of one shard in the environment with its parameters."""
+        environment: Any = self.shard.environment
+        if parameters is None:
+            return self.shard
+        if not hasattr(environment, "with_parameters"):
+            raise ValueError(f"parameters: {environment.spec.name} takes none (`with_parameters`); leave them out.")
+        return self.shard._replace(environment=environment.with_parameters(parameters))
 
     def _with_numbers(
         self, numbers: Mapping[str, jax.Array], others: Mapping[str, jax.Array | float] | None

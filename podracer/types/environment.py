@@ -143,9 +143,13 @@ class Transition(NamedTuple):
 class Environment(Protocol):
     """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
 
-    Random keys live outside the state, so that a search over states cannot foresee chance. Three things are optional:
-    `render(state)`, which returns uint8 [H, W, 3]; `symmetries`, of board games (`envs_jax.board_game.Symmetries`); and
-    `costly_reset`, True if `reset` takes much longer than `step`, so that only lanes that are over are reset.
+    Random keys live outside the state, so that a search over states cannot foresee chance. Four things are optional:
+
+    *   `render(state)`, which returns uint8 [H, W, 3];
+    *   `symmetries`, of board games (`envs_jax.board_game.Symmetries`);
+    *   `costly_reset`, True if `reset` takes much longer than `step`, so that only lanes that are over are reset;
+    *   `parameters(key) -> tree` and `with_parameters(tree) -> Environment`, of a family with one spec: numbers to
+        draw, and the environment with them, also where they are traced (`podracer.anakin.update`).
     """
 
     @property

@@ -28,7 +28,7 @@ UNUSED = ("max_grad_norm", "rho_bar", "c_bar", "rho_bar_pg")
 
 def vtrace(**fields: Any) -> Agent:
     """V-trace with a step so large that rounding of the parameters is small beside it."""
-    limits = {"max_grad_norm": 1e3, "rho_bar": 10.0, "c_bar": 10.0, "rho_bar_pg": 10.0}
+    limits: dict[str, Any] = {"max_grad_norm": 1e3, "rho_bar": 10.0, "c_bar": 10.0, "rho_bar_pg": 10.0}
     rule = {"optimizer": "sgd", "learning_rate": 30.0, "learning_rate_schedule": "constant"}
     config = {"rollout_length": T, "hidden_sizes": (8,), "entropy_cost": 0.3} | limits | rule | fields
     return agents.vtrace.make(CHAIN.spec, agents.VTraceConfig(**config))
@@ -94,6 +94,7 @@ def through(update: anakin.Update, updates: int) -> Callable[[Any, anakin.Member
     return function
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_remat_changes_no_number_and_needs_less_memory() -> None:
     agent, found, sizes = vtrace(learning_rate=0.1), [], []
@@ -109,12 +110,13 @@ def test_remat_changes_no_number_and_needs_less_memory() -> None:
     assert sizes[1] < 0.7 * sizes[0], sizes
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_adams_gradients_are_finite_with_eps_root() -> None:
-    """Of a network with dead units, whose second moments are 0; without it, they are not."""
+    """A network with dead units has second moments of 0, where gradients are not finite without it."""
 
     def gradient(eps_root: float) -> dict[str, jax.Array]:
-        fields = {"optimizer": "adam", "learning_rate": 1e-3, "optimizer_eps_root": eps_root}
+        fields: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3, "optimizer_eps_root": eps_root}
         update = anakin.update(vtrace(**fields), CHAIN, num_envs=B)
         member = begin(update)
         dead = lambda x: x.at[:4].set(-1e3) if x.shape == (8,) else x  # noqa: E731
@@ -180,12 +182,17 @@ def test_two_devices_have_the_gradients_of_two_shards() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.nightly)])
 def test_the_loss_of_a_trajectory_has_the_gradient_that_learning_takes(name: str) -> None:
     """A step of plain gradient descent on it is the update, of PPO with a single minibatch."""
     agent = vtrace(learning_rate=1.0)
     if name == "ppo":
-        rule = {"optimizer": "sgd", "learning_rate": 1.0, "learning_rate_schedule": "constant", "max_grad_norm": 1e3}
+        rule: dict[str, Any] = {
+            "optimizer": "sgd",
+            "learning_rate": 1.0,
+            "learning_rate_schedule": "constant",
+            "max_grad_norm": 1e3,
+        }
         config = agents.PPOConfig(rollout_length=T, hidden_sizes=(8,), num_epochs=1, num_minibatches=1, **rule)
         agent = agents.ppo.make(CHAIN.spec, config)
     update = anakin.update(agent, CHAIN, num_envs=B, num_shards=2)

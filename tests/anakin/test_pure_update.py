@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs_jax
 from podracer import agents, anakin
 from podracer.anakin import loop
 from podracer.types import Agent
@@ -74,3 +76,33 @@ def test_numbers_that_the_agent_does_not_have_are_refused() -> None:
     update = anakin.update(agent_of("vtrace"), COUNTING, num_envs=B)
     with pytest.raises(ValueError, match=r"hyper has gamma: the tunable numbers of vtrace are c_bar, discount"):
         update.init(0, {"gamma": 0.9})
+
+
+def test_parameters_of_an_environment_without_them_are_refused() -> None:
+    update = anakin.update(agent_of("vtrace"), COUNTING, num_envs=B)
+    with pytest.raises(ValueError, match="parameters: counting takes none"):
+        update.init(0, parameters=jnp.float32(1))
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_population_of_grids_is_single_grids() -> None:
+    """Each member plays in its own one."""
+    grid = envs_jax.make("gridworld", task="random_goals", height=3, width=4)
+    config = agents.VTraceConfig(rollout_length=T, hidden_sizes=(8,))
+    update = anakin.update(agents.vtrace.make(grid.spec, config), grid, num_envs=B)
+
+    def play(seed: jax.Array) -> Any:
+        parameters = grid.parameters(jax.random.key(seed))
+        member = update.init(seed, parameters=parameters)
+        member, trajectory, _ = update.step(member, 0.0, parameters=parameters)
+        return member.learner.params, trajectory.timesteps.reward, parameters.reward
+
+    seeds = jnp.arange(3)
+    together, alone = jax.jit(jax.vmap(play))(seeds), jax.jit(play)
+    for seed in range(3):
+        one, part = alone(seeds[seed]), jax.tree.map(operator.itemgetter(seed), together)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), part, one)
+        paid = np.asarray(one[1])
+        assert np.isin(paid[paid != 0], np.asarray(one[2])).all()
+    assert len(np.unique(together[1])) > 3
