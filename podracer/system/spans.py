@@ -43,7 +43,8 @@ def listen() -> None:
         return
     import jax
 
-    def note(event: str, seconds: float, **labels: Any) -> None:
+    def note(event: str, duration_secs: float, **labels: Any) -> None:
+        seconds = duration_secs
         stage = STAGES.get(event)
         if stage:
             name, thread = f"{stage} {labels.get('fun_name', '')}".strip(), threading.current_thread().name

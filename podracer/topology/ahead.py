@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from podracer.topology import executables
 
 
@@ -23,19 +25,26 @@ class Program:
 
     def __init__(self, name: str, function: Any):
         self._name, self._function = name, function
-        self._compiling: Compiling | None = None
+        self._compiling: dict[Any, Compiling] = {}
 
     def prepare(self, *arguments: Any) -> None:
-        """Begins to compile for arguments, or their shapes; once."""
-        if self._compiling is None:
-            self._compiling = Compiling(self._name, lambda: self._function.lower(*arguments))
+        """Begins to compile for arguments, or their shapes; once for each."""
+        shapes = _shapes(arguments)
+        if shapes not in self._compiling:
+            self._compiling[shapes] = Compiling(self._name, lambda: self._function.lower(*arguments))
 
     def __call__(self, *arguments: Any) -> Any:
-        """Calls the function; waits until it is compiled, for the arguments of `prepare` alone."""
+        """Calls the function; waits until it is compiled, if it was prepared for such arguments."""
         if executables.current():
             self.prepare(*arguments)
-        function: Callable[..., Any] = self._compiling.result() if self._compiling else self._function
+        compiling = self._compiling.get(_shapes(arguments))
+        function: Callable[..., Any] = compiling.result() if compiling else self._function
         return function(*arguments)
+
+
+def _shapes(arguments: tuple[Any, ...]) -> Any:
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple((x.shape, str(x.dtype)) for x in leaves)
 
 
 class Compiling:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 
 _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 
@@ -57,7 +57,7 @@ def quick_to_compile(platform: str) -> dict[str, int] | None:
         return {"gpu": {"xla_gpu_autotune_level": 0}}.get(platform)
     options = {"xla_backend_optimization_level": 0}
     # The other way to emit loops takes half as long for programs that run once; jaxlib 0.11 has no choice any more.
-    return options | ({"xla_cpu_use_fusion_emitters": False} if jaxlib.__version__.startswith("0.10.") else {})
+    return options | ({"xla_cpu_use_fusion_emitters": False} if jaxlib.version.__version__.startswith("0.10.") else {})
 
 
 def compiler_options(platform: str, searches: bool = False) -> dict[str, Any] | None:
@@ -69,7 +69,7 @@ def compiler_options(platform: str, searches: bool = False) -> dict[str, Any] | 
     options: dict[str, Any] = {"xla_backend_optimization_level": 2}
     # For each of a search's loops, these two copy all that it calls: half of the time of EfficientZero's compilation,
     # which runs no slower without, with equal bits (jaxlib 0.10).
-    if searches and "xla_disable_hlo_passes" not in flags and jaxlib.__version__.startswith("0.10."):
+    if searches and "xla_disable_hlo_passes" not in flags and jaxlib.version.__version__.startswith("0.10."):
         options["xla_disable_hlo_passes"] = "while-loop-invariant-code-motion,simplify-while-loops"
     return options
 

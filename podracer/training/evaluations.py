@@ -152,7 +152,7 @@ def actor_params(experiment: Experiment, state: RunState) -> ActorParams:
     """The parameters that act in evaluation, [P], on this process's first device."""
     learner = jax.device_put(local_learner(state).learner, jax.local_devices()[0])
     progress = np.ones(experiment.run.population, np.float32)  # as an array of JAX it takes two programs to make
-    return jax.vmap(experiment.agent.actor_params)(learner, progress)
+    return jax.vmap(experiment.agent.actor_params)(learner, progress)  # type: ignore[arg-type]
 
 
 def _not_finite(state: RunState) -> np.ndarray:
