@@ -174,6 +174,7 @@ def test_every_metric_is_in_the_reference():
     counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
     kinds = {
         "episode/": {"episode/length", "episode/not_finite", "episode/NAME"},
+        "hyper/": {"hyper/NAME"},
         "loss/": {"loss/value"},
         "sebulba/": {f"sebulba/{stage}_share" for stage in stages},
         "remote/": {f"remote/{name}" for name in counts},
