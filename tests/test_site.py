@@ -175,6 +175,7 @@ def test_every_metric_is_in_the_reference():
     counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
     kinds = {
         "episode/": {"episode/length", "episode/not_finite", "episode/NAME", "episode/return/TASK"},
+        "hyper/": {"hyper/NAME"},
         "loss/": {"loss/value"},
         "score/": {"score/capped_mean", "score/mean", "score/median", "eval/return/TASK", "eval/score/..."},
         "sebulba/": {f"sebulba/{stage}_share" for stage in stages},
