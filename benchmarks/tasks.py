@@ -75,7 +75,7 @@ CONTROL = "envpool:CartPole-v1,envpool:Acrobot-v1"
 def controlling(popart: bool) -> dict[str, Any]:
     """Settings of a run."""
     config = {"popart": popart, "entropy_cost": 0.02}
-    return {"config": config, "env_options": {"union": "pad"}, "num_envs": 32, "eval_episodes": 64}
+    return {"config": config, "env_options": {"union": "pad"}, "num_envs": 32, "mode": "serial", "eval_episodes": 64}
 
 
 def controlled(returns: Returns) -> bool:
