@@ -75,7 +75,7 @@ CONTROL = "envpool:CartPole-v1,envpool:Acrobot-v1"
 def controlling(popart: bool) -> dict[str, Any]:
     """Settings of a run."""
     config = {"popart": popart, "entropy_cost": 0.02}
-    return {"config": config, "env_options": {"union": "pad"}, "num_envs": 32, "eval_episodes": 64}
+    return {"config": config, "env_options": {"union": "pad"}, "num_envs": 32, "mode": "serial", "eval_episodes": 64}
 
 
 def controlled(returns: Returns) -> bool:
@@ -88,10 +88,10 @@ ROWS = {
     ),
     "catch, with task input": Row(lambda: catches(True), 1_000_000, solved, "at least 0.95 in both"),
     "control, without PopArt": Row(
-        CONTROL, 2_000_000, lambda returns: True, "none: to compare with", controlling(False), population=False
+        CONTROL, 3_000_000, lambda returns: True, "none: to compare with", controlling(False), population=False
     ),
     "control, with PopArt": Row(
-        CONTROL, 2_000_000, controlled, "at least 475 and -100", controlling(True), population=False
+        CONTROL, 3_000_000, controlled, "at least 475 and -100", controlling(True), population=False
     ),
 }
 
