@@ -139,15 +139,13 @@ def _areas(results: dict, arm: str) -> list[float]:
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
-CONTROL = "control, with PopArt"
-"""The row of two tasks that are not the same but for the sign."""
-
-
-def control() -> str:
-    """Returns of each of two control tasks, by seed."""
-    row = read("popart")["results"][CONTROL]
-    each = (f"{to_seeds(row, task, '.4g')} on `{task}`" for task in row["returns"][0])
-    return f"{' and '.join(each)} ({row['bound']} were required; commit {short_commit(row['commit'])})"
+def several() -> list[str]:
+    """Returns of one policy of V-trace in each of two tasks."""
+    rows = []
+    for name, row in read("tasks")["results"].items():
+        returns = [f"{to_seeds(row, task, '.4g')} on {task}" for task in row["returns"][0]]
+        rows.append((name, *returns, row["bound"], short_commit(row["commit"])))
+    return table(("tasks", "one, by seed", "the other, by seed", "required", "commit"), rows)
 
 
 def to_seeds(row: dict, task: str, form: str) -> str:
@@ -159,8 +157,6 @@ def scales() -> list[str]:
     """Returns of V-trace on two tasks of different scales, with PopArt and without."""
     rows = []
     for name, row in read("popart")["results"].items():
-        if name == CONTROL:
-            continue
         returns = to_seeds(row, "large", ",.0f"), to_seeds(row, "small", ".3g")
         rows.append((name, *returns, row["bound"], short_commit(row["commit"])))
     return table(("tasks", "large, by seed", "small, by seed", "required", "commit"), rows)
@@ -183,12 +179,12 @@ TABLES = {
     "over-training": over_training,
     "populations": populations,
     "scales": scales,
+    "several": several,
     "sweeps": sweeps,
     "threads": threads,
     "meta-gradient": meta_gradient,
 }
 VALUES = {
-    "control": control,
     "masks-speed-bound": mask_bound,
     "masks-speed-ppo": lambda: mask_cost("ppo"),
     "masks-speed-dqn": lambda: mask_cost("dqn"),
