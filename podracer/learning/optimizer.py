@@ -120,7 +120,9 @@ class Optimizer(NamedTuple):
         return jax.tree.map(lambda g, x: g + 2.0 * self.l2_cost * x, grads, params)
 
 
-def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0) -> Optimizer:
+def make(
+    name: Name, *, decay: float = 0.99, momentum: float = 0.0, b2: float = 0.999, stacked: bool = False
+) -> Optimizer:
     """The optimiser of a name. Its epsilon is the tunable number `optimizer_eps`.
 
     Args:
@@ -131,20 +133,25 @@ def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0) -> Optimizer
         (2019), which decays matrices alone; "muon" is Jordan et al.'s (2024), see `_muon`.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
+      b2: of Adam, RAdam and AdamW: the decay of their running mean of squares.
+      stacked: whether the first axis of every array numbers networks, so that AdamW and Muon take arrays of one more
+        dimension for matrices.
     """
     if name in ("adamw", "muon"):
         build = _adamw if name == "adamw" else _muon
-        return Optimizer(build, TUNABLE, joins=False)
+        return Optimizer(lambda numbers: build(numbers, b2, int(stacked)), TUNABLE, joins=False)
     uses = ("learning_rate",) if name == "sgd" else ("learning_rate", "optimizer_eps")
-    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum), uses)
+    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum, b2), uses)
 
 
-def _transformation(name: Name, numbers: Numbers, decay: float, momentum: float) -> optax.GradientTransformation:
+def _transformation(
+    name: Name, numbers: Numbers, decay: float, momentum: float, b2: float
+) -> optax.GradientTransformation:
     parts, eps = [], 0.0 if name == "sgd" else numbers["optimizer_eps"]
     if name == "adam":
-        parts.append(optax.scale_by_adam(eps=eps))
+        parts.append(optax.scale_by_adam(b2=b2, eps=eps))
     if name == "radam":
-        parts.append(optax.scale_by_radam(eps=eps))
+        parts.append(optax.scale_by_radam(b2=b2, eps=eps))
     if name == "rmsprop":
         parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))
     if name == "centred_rmsprop":
@@ -195,21 +202,25 @@ def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
     return (vector, *parts) if vector.size else parts, restore
 
 
-def _adamw(numbers: Numbers) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019), whose decay is of arrays with two dims or more."""
+def _adamw(numbers: Numbers, b2: float, first: int) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2019), whose decay is of arrays with two dims or more after the `first` ones."""
     return optax.adamw(
         numbers["learning_rate"],
+        b2=b2,
         eps=numbers["optimizer_eps"],
         weight_decay=numbers["weight_decay"],
-        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > first + 1, params),
     )
 
 
-def _muon(numbers: Numbers) -> optax.GradientTransformation:
+def _muon(numbers: Numbers, b2: float, first: int) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024), with steps as large as AdamW's (Liu et al. 2025): of matrices, and of kernels of
-    convolutions [k, k, C, O] as matrices [k k C, O]. Vectors, other arrays and what is under a head's name (`HEADS`)
-    go by AdamW."""
-    dims = {2: optax.contrib.MuonDimensionNumbers(), 4: optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)}
+    convolutions [k, k, C, O] as matrices [k k C, O], each after the `first` dims. Vectors, other arrays and what is
+    under a head's name (`HEADS`) go by AdamW."""
+    dims = {
+        first + 2: optax.contrib.MuonDimensionNumbers(first, first + 1),
+        first + 4: optax.contrib.MuonDimensionNumbers((first, first + 1, first + 2), first + 3),
+    }
 
     def label(path: tuple[Any, ...], x: jax.Array) -> str:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
@@ -222,7 +233,7 @@ def _muon(numbers: Numbers) -> optax.GradientTransformation:
         consistent_rms=0.2,
     )
     labels = lambda params: jax.tree.map_with_path(label, params)  # noqa: E731
-    return optax.partition({"muon": muon, "adamw": _adamw(numbers)}, labels)
+    return optax.partition({"muon": muon, "adamw": _adamw(numbers, b2, first)}, labels)
 
 
 def of(own: Own, scheduled: str = "") -> Optimizer:

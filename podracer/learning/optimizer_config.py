@@ -17,6 +17,7 @@ class OptimizerConfig:
       optimizer: see `podracer.learning.optimizer.make`; `make(..., optimizer=)` and `train(..., optimizer=)` take your
         own.
       optimizer_eps: its epsilon.
+      optimizer_b2: of "adam", "radam" and "adamw": the decay of the running mean of squared gradients.
       weight_decay: of "adamw" and "muon": each step takes this share, times the learning rate, of every matrix.
       learning_rate_schedule: the course of the learning rate over `total_steps`: "constant", or "linear" or "cosine",
         which fall to 0.
@@ -25,6 +26,7 @@ class OptimizerConfig:
 
     optimizer: optimizer.Name = "adam"
     optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_b2: float = configs.field(0.999, low=0.0, high=0.999999)
     weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "linear"
     learning_rate_warmup: float = configs.field(0.0, low=0.0, high=1.0)
@@ -44,7 +46,8 @@ class OptimizerConfig:
           OptimizerError: where the user's has a rate of its own, and the config a schedule.
         """
         if own is None:
-            return optimizer.make(name or self.optimizer, **others)._replace(l2_cost=l2_cost)
+            made = optimizer.make(name or self.optimizer, b2=self.optimizer_b2, **others)
+            return made._replace(l2_cost=l2_cost)
         scheduled = self.learning_rate_schedule != "constant" or self.learning_rate_warmup > 0.0
         remedy = "learning_rate_schedule='constant' and learning_rate_warmup=0" if scheduled else ""
         return optimizer.of(own, remedy)._replace(l2_cost=l2_cost)

@@ -164,3 +164,28 @@ def test_the_learning_rate_is_differentiable() -> None:
 
     expected = oracles.adam(oracles.clip_by_global_norm([gradients()[0]], 1.0), 1.0, epsilon=1e-3)[0][0]
     np.testing.assert_allclose(jax.grad(total)(jnp.float32(0.3)), expected, rtol=1e-4)
+
+
+def test_b2_is_the_decay_of_squares() -> None:
+    moves, _ = updates(optimizer.make("adam", b2=0.9), RATES, np.inf, eps=0.01)
+    np.testing.assert_allclose(moves, oracles.adam(gradients(), RATES, b2=0.9, epsilon=0.01), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_stacked_networks_are_networks_one_by_one(name: str) -> None:
+    """Also of biases, which stacked are matrices: they do not decay, and Muon leaves them to AdamW."""
+    rng = np.random.default_rng(0)
+    trees = [{x: jnp.asarray(rng.normal(size=(2, *shape)), jnp.float32) for x, shape in SHAPES} for _ in range(2)]
+    hyper = {name: jnp.float32(x) for name, x in {"optimizer_eps": 1e-3, "weight_decay": 0.5}.items()}
+    hyper |= {"max_grad_norm": jnp.float32(np.inf), "learning_rate": jnp.float32(0.1)}
+
+    def after(made: optimizer.Optimizer, params: Any, grads: Any) -> Any:
+        return made.step(grads, made.init(params, hyper), params, learning_rate=None, hyper=hyper)[0]
+
+    one, stacked = (optimizer.make(name, stacked=stacked) for stacked in (False, True))  # type: ignore[arg-type]
+    expected = jax.jit(jax.vmap(lambda *x: after(one, *x)))(*trees)
+    found = jax.jit(lambda *x: after(stacked, *x))(*trees)
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-4, atol=1e-5), found, expected)
+
+
+SHAPES = (("kernel", (3, 4)), ("bias", (4,)))
