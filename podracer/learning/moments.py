@@ -39,8 +39,8 @@ def merge(moments: Moments, x: jax.Array, weight: jax.Array) -> Moments:
     return Moments(new_mean, spread / total, jnp.minimum(total, 1e7))
 
 
-def normalize(x: jax.Array, moments: Moments) -> jax.Array:
-    """(x - mean) / std, clipped to [-10, 10]; the moments' shape is that of x's last dims."""
+def normalize(x: jax.Array, moments: Moments, eps: float = 1e-8) -> jax.Array:
+    """(x - mean) / std, clipped to [-10, 10]; the moments' shape is that of x's last dims, `eps` the least variance."""
     shape = (1,) * (x.ndim - moments.mean.ndim) + moments.mean.shape
-    scale = lax.rsqrt(moments.variance + 1e-8).reshape(shape)
+    scale = lax.rsqrt(moments.variance + eps).reshape(shape)
     return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)

@@ -21,6 +21,7 @@ class OptimizerConfig:
       weight_decay: of "adamw" and "muon": each step takes this share, times the learning rate, of every matrix.
       learning_rate_schedule: the course of the learning rate over `total_steps`: "constant", or "linear" or "cosine",
         which fall to 0.
+      final_rate: the share of the learning rate that "linear" falls to.
       learning_rate_warmup: the share of `total_steps` over which the learning rate rises from 0 before.
     """
 
@@ -29,10 +30,17 @@ class OptimizerConfig:
     optimizer_b2: float = configs.field(0.999, low=0.0, high=0.999999)
     weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "linear"
+    final_rate: float = configs.field(0.0, low=0.0, high=1.0)
     learning_rate_warmup: float = configs.field(0.0, low=0.0, high=1.0)
 
     def make_optimizer(
-        self, own: optimizer.Own | None, *, l2_cost: float = 0.0, name: optimizer.Name | None = None, **others: Any
+        self,
+        own: optimizer.Own | None,
+        *,
+        l2_cost: float = 0.0,
+        name: optimizer.Name | None = None,
+        factors: tuple[str, ...] = (),
+        **others: Any,
     ) -> optimizer.Optimizer:
         """The user's optimiser, or the config's if None.
 
@@ -40,14 +48,22 @@ class OptimizerConfig:
           own: the user's.
           l2_cost: see `optimizer.Optimizer`.
           name: instead of the field's.
+          factors: names of settings that multiply the learning rate.
           others: further arguments of `optimizer.make`.
 
         Raises:
-          OptimizerError: where the user's has a rate of its own, and the config a schedule.
+          ValueError: for a `final_rate` of another schedule than "linear".
+          OptimizerError: where the user's has a rate of its own, and the config a schedule or factors of the rate.
         """
+        if self.final_rate and self.learning_rate_schedule != "linear":
+            raise ValueError(
+                f"final_rate={self.final_rate} is of learning_rate_schedule='linear', not "
+                f"{self.learning_rate_schedule!r}; use 0.0."
+            )
         if own is None:
             made = optimizer.make(name or self.optimizer, b2=self.optimizer_b2, **others)
             return made._replace(l2_cost=l2_cost)
         scheduled = self.learning_rate_schedule != "constant" or self.learning_rate_warmup > 0.0
-        remedy = "learning_rate_schedule='constant' and learning_rate_warmup=0" if scheduled else ""
-        return optimizer.of(own, remedy)._replace(l2_cost=l2_cost)
+        remedies = ["learning_rate_schedule='constant' and learning_rate_warmup=0"] if scheduled else []
+        remedies += [f"{factor}=1" for factor in factors if getattr(self, factor) != 1.0]
+        return optimizer.of(own, " and ".join(remedies))._replace(l2_cost=l2_cost)

@@ -205,7 +205,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = {"relu": nn.relu, "tanh": nn.tanh}[self.activation]
+        activation = {"relu": nn.relu, "tanh": nn.tanh, "swish": nn.swish}[self.activation]
         for size in self.sizes:
             x = Dense(size, self.scale, self.dtype)(x)
             x = activation(LayerNorm(self.dtype)(x) if self.norm else x)

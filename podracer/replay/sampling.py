@@ -59,4 +59,22 @@ def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
     sums = lax.cummax(jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0), axis=1)
     total = sums[:, -1:]
     threshold = jnp.minimum(u[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
+    if len(priorities) == 1:
+        return _count_at_most(sums[0], threshold[:, 0])
     return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
+
+
+def _count_at_most(sums: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Counts the elements of `sums` [m], which do not fall, that are at most each threshold [n]: int32 [n].
+
+    A binary search of fixed depth: 16 steps for the 41,000 blocks of 10 million rows. Comparing each draw with each
+    block would take longer than an update.
+    """
+    count = jnp.zeros(threshold.shape, jnp.int32)
+    for bit in reversed(range(sums.shape[0].bit_length())):
+        further = count + 2**bit
+        # Element further - 1 is at most the threshold: so are at least `further` elements.
+        inside = further <= sums.shape[0]
+        reached = inside & (sums[jnp.where(inside, further - 1, 0)] <= threshold)
+        count = jnp.where(reached, further, count)
+    return count

@@ -27,19 +27,20 @@ SMALL: dict[str, Any] = {"hidden_sizes": (8, 8), "batch_size": B}
 TD3: dict[str, Any] = dict(presets.ANYWHERE["td3"]["sac"].agent)
 
 
-def batches(n: int, count: int) -> list[Batch]:
-    """Samples of n transitions, of which the first is real."""
+def batches(n: int, count: int, size: int = B) -> list[Batch]:
+    """Samples of n transitions, of which the first is real, and lanes' discounted returns."""
     rows = jax.tree.map(np.asarray, harness.timesteps(3, 60, 16))
     starts = np.array([(t, b) for b in range(16) for t in range(60 - n) if not rows.first[t + 1, b]])
     rng, found = np.random.default_rng(4), []
     for _ in range(count):
-        t, b = starts[rng.choice(len(starts), B, replace=False)].T
+        t, b = starts[rng.choice(len(starts), size, replace=False)].T
         steps = TimeStep(*(x[t + np.arange(n + 1)[:, None], b] for x in rows))  # type: ignore[arg-type]
-        actions = rng.uniform(LOW, HIGH, (n, B, A)).astype(np.float32)
+        actions = rng.uniform(LOW, HIGH, (n, size, A)).astype(np.float32)
+        extras = {"discounted_return": rng.normal(0.0, 9.0, (n, size)).astype(np.float32)}
         state = nets.ActorState((), (), ())
-        version: Any = np.zeros((n, B), np.int32)
-        trajectory = Trajectory(steps, actions, {}, state, version, version[0])
-        found.append(Batch(trajectory, np.ones(B, np.float32), np.ones(B, np.int32)))  # type: ignore[arg-type]
+        version: Any = np.zeros((n, size), np.int32)
+        trajectory = Trajectory(steps, actions, extras, state, version, version[0])
+        found.append(Batch(trajectory, np.ones(size, np.float32), np.ones(size, np.int32)))  # type: ignore[arg-type]
     return found
 
 
@@ -61,28 +62,56 @@ CASES: dict[str, dict[str, Any]] = {
     "sac": {"n_step": 3, "policy_interval": 2, "alpha_init": 0.3, "alpha_rate": 2.0, "target_entropy": -2.0},
     "td3": {**TD3, "n_step": 1, "reward_scale": 0.5},
     "mean": {"critics": "mean", "target_policy": True, "policy_rate": 0.5, "max_std": 1.5},
+    "categorical": {
+        "n_step": 3,
+        "alpha_init": 0.3,
+        "values": "categorical",
+        "num_bins": 7,
+        "max_value": 3.0,
+        "optimizer": "adamw",
+        "optimizer_b2": 0.9,
+        "weight_decay": 0.5,
+        "value_hidden_sizes": (6,),
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "learning_rate_schedule": "linear",
+        "final_rate": 0.5,
+    },
+    "categorical mean": {"values": "categorical", "num_bins": 7, "max_value": 1.0, "critics": "mean", **TD3},
 }
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", pytest.param("mean", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["sac", "td3", "categorical", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mean", "categorical mean"))],
+)
 def test_updates_are_those_of_the_reference(name: str) -> None:
-    """Critics, policy, alpha and targets after 20 updates of NumPy's."""
+    """Critics, policy, alpha, targets and statistics after 20 updates of NumPy's."""
     given: dict[str, Any] = SMALL | {"learning_rate": 1e-2, "tau": 0.1, "discount": 0.9} | CASES[name]
     config = SACConfig(**given)
-    agent = agents.sac.make(SPEC, config)
+    agent, D = agents.sac.make(SPEC, config), config.policy_interval
     learner = harness.learner_of(agent)
     gaussian = config.policy == "gaussian"
     policy, critics = networks(learner, gaussian, learner.params)
     log_alpha = float(learner.params.get("log_alpha", 0.0))
-    reference = Reference(policy, critics, log_alpha, vars(config))
+    progress = 0.4 if config.learning_rate_schedule == "linear" else 0.0
+    reference = Reference(policy, critics, log_alpha, vars(config), progress)
     reference.target_policy, reference.target_critics = networks(learner, gaussian, learner.aux)
     learn, noise_of = harness.alone(agent.learn), jax.jit(lambda key: jax.random.normal(key, (2, B, A)))
-    for number, batch in enumerate(batches(config.n_step, 20)):
+    metrics: Any = {}
+    for number, batch in enumerate(batches(config.n_step, 20 // D, D * B)):
         key = jax.random.key(number)
-        learner, metrics, priorities = learn(learner, batch, jnp.float32(0), key)
+        learner, metrics, priorities = learn(learner, batch, jnp.float32(0.4), key)
         rows = {name: np.asarray(x, np.float64) for name, x in batch.trajectory.timesteps._asdict().items()}
+        rows |= {name: np.asarray(x, np.float64) for name, x in batch.trajectory.extras.items()}
         units = (np.asarray(batch.trajectory.actions[0], np.float64) - (HIGH + LOW) / 2) / ((HIGH - LOW) / 2)
-        reference.update(rows, units, np.asarray(noise_of(key), np.float64))
+        assert priorities.shape == (D * B,)
+        # D updates, in blocks of the draw; each has its own noise.
+        keys = [key] if D == 1 else jax.random.split(key, D)
+        for i in range(D):
+            block = slice(i * B, (i + 1) * B)
+            noise = np.asarray(noise_of(keys[i]), np.float64)
+            reference.update({name: x[:, block] for name, x in rows.items()}, units[block], noise)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, networks(learner, gaussian, learner.params), (reference.policy, reference.critics))
     if gaussian:
@@ -92,8 +121,13 @@ def test_updates_are_those_of_the_reference(name: str) -> None:
     close(found[1][0][0][0], reference.target_critics[0][0][0])
     if config.target_policy:
         close(found[0][0][0], reference.target_policy[0][0])
+    statistics = learner.aux["statistics"]
+    if config.normalize_rewards:
+        close(statistics.observation.mean, reference.moments.mean)
+        close(statistics.largest_return, reference.largest_return)
+    elif config.max_value:
+        assert 0.01 < float(metrics["value/outside"]) < 0.99
     assert int(learner.num_updates) == 20
-    assert priorities.shape == (B,)
     assert metrics["loss/policy"].shape == ()
 
 
@@ -156,14 +190,14 @@ def by_hand(n: int) -> Any:
     def loss(outputs: jax.Array, target: jax.Array, *rest: Any) -> Any:
         del rest
         seen.append(target)
-        return jnp.sum(outputs), {"target": target[1, 0]}, target[0]
+        return jnp.sum(outputs), {"target": target[1, 0, 0]}, target[0, :, 0]
 
     constant = nets.Critic(
         lambda key: jnp.full(2, 10.0),
         lambda params, inputs, action: jnp.broadcast_to(params[:, None, None], (2, inputs.reward.shape[1], 1)),
     )
     policy = nets.critics.make(SPEC, (4,), "relu", num_critics=2, num_actions=A, with_std=False).policy
-    config = SACConfig(policy="deterministic", discount=0.5, n_step=n, batch_size=1, policy_interval=9)
+    config = SACConfig(policy="deterministic", discount=0.5, n_step=n, batch_size=1, policy_rate=0.0)
     agent = agents.sac.make(SPEC, config, nets.ActorCritic(policy, constant), loss)
     learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
     learn = harness.alone(agent.learn)
