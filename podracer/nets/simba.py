@@ -91,6 +91,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = UnitDense(self.size)(Scaler(1.0, 1.0)(UnitDense(x.shape[-1])(x)))
+        y = UnitDense(x.shape[-1])(x)
+        y = UnitDense(self.size)(Scaler(1.0, 1.0)(y))
         bias = self.param("bias", nn.initializers.zeros, (self.size,))
         return y + bias.reshape((1,) * (y.ndim - 1) + (-1,))

@@ -2,9 +2,9 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. `td3` is
-for any task. A protocol, of which a preset for Atari has one, is how games are played and reported
-(podracer/atari/protocols.py).
+locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. Those of
+`sac` are for any task (podracer/training/sac_presets.py). A protocol, of which a preset for Atari has one, is how games
+are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -19,6 +19,7 @@ from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.atari import presets as papers
 from podracer.run.config import RunConfig
+from podracer.training import sac_presets
 
 
 class Settings(NamedTuple):
@@ -203,19 +204,7 @@ matter."""
 
 
 ANYWHERE: dict[str, dict[str, Settings]] = {
-    # Fujimoto et al. 2018, with SAC's learning rate; podracer/agents/sac.py has the other deviations.
-    "td3": {
-        "sac": Settings(
-            {
-                "policy": "deterministic",
-                "policy_interval": 2,
-                "noise": (0.1, 0.1),
-                "target_noise": 0.2,
-                "target_policy": True,
-                "replay_min_size": 25_000,
-            }
-        )
-    },
+    name: {"sac": Settings(*sac_presets.settings(name))} for name in sac_presets.NAMES
 }
 """By name, and then by agent: presets for any task. What `TASKS` has for the agent's task goes before them."""
 
@@ -273,9 +262,10 @@ def _find(name: str, agent: str, environment: str) -> Settings:
             has = ", ".join(names(agent)) or "none"
             raise ValueError(f"preset={name!r} is of {', '.join(owners)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
-    if name in ANYWHERE:
+    if agent in ANYWHERE.get(name, {}):
         of_task = next(filter(None, (_in_tasks(tasks, agent, environment) for tasks in TASKS)), Settings())
-        found = Settings(*({**least, **most} for least, most in zip(ANYWHERE[name][agent], of_task)))
+        layers = ANYWHERE[name][agent], of_task, Settings(*sac_presets.of_task(name, _task(environment)))
+        found = Settings(*({k: v for part in parts for k, v in part.items()} for parts in zip(*layers)))
     else:
         found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})

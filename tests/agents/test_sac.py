@@ -15,7 +15,7 @@ from podracer import agents, configs, nets, spaces
 from podracer.agents import SACConfig
 from podracer.agents.registry import make_agent
 from podracer.topology import collectives
-from podracer.training import presets
+from podracer.training import presets, sac_presets
 from podracer.types import Agent, Batch, EnvSpec, LearnerState, TimeStep, Trajectory
 from tests.support import harness
 from tests.support.sac_reference import Reference
@@ -208,8 +208,8 @@ def by_hand(n: int) -> Any:
 # What is refused.
 
 
-def made(space: Any = SPEC.action_space, **config: Any) -> Agent:
-    return agents.sac.make(SPEC._replace(action_space=space), SACConfig(**config))
+def made(space: Any = SPEC.action_space, observation: Any = SPEC.observation_space, **config: Any) -> Agent:
+    return agents.sac.make(SPEC._replace(action_space=space, observation_space=observation), SACConfig(**config))
 
 
 @pytest.mark.parametrize(
@@ -246,6 +246,30 @@ def made(space: Any = SPEC.action_space, **config: Any) -> Agent:
             "init_std=0.1 must be between min_std=0.5 and max_std=7.389; use 0.5.",
         ),
         (
+            {"values": "categorical"},
+            'values="categorical" needs max_value, the largest return to tell apart, such as 10.0.',
+        ),
+        (
+            {"final_rate": 0.5},
+            "final_rate=0.5 is of learning_rate_schedule='linear', not 'constant'; use 0.0.",
+        ),
+        (
+            {"torso": "simba_v2", "value_hidden_sizes": (8, 4)},
+            "value_hidden_sizes=(8, 4): blocks of torso='simba_v2' have one width; use (128, 128).",
+        ),
+        (
+            {"torso": "simba_v2", "init_std": 0.1},
+            "init_std=0.1 is of torso='mlp'; weights of torso='simba_v2' cannot be 0: use None.",
+        ),
+        (
+            {"normalize_observations": True, "observation": spaces.Discrete(3)},
+            "normalize_observations=True needs float32 observations, which box does not have; leave it out.",
+        ),
+        (
+            {"target_entropy": "x"},
+            "SACConfig.target_entropy='x': expected a number.",
+        ),
+        (
             {"replay_min_size": 20, "replay_capacity": 10},
             "replay_min_size=20 must be at most replay_capacity=10, or learning would never begin; use 10.",
         ),
@@ -268,8 +292,34 @@ def test_td3_is_a_preset() -> None:
     found = presets.merge("sac", "gymnasium:Pendulum-v1", "td3", None, presets.Settings({"tau": 0.5}))
     assert found.agent == TD3 | task | {"tau": 0.5}
     assert presets.merge("sac", "catch", "td3", None, presets.Settings()).agent == TD3
-    assert len(TD3) <= 8
     assert configs.from_json(SACConfig, found.agent).policy == "deterministic"
+
+
+@pytest.mark.parametrize("name", sac_presets.NAMES)
+def test_presets_are_few_fields_each(name: str) -> None:
+    """At most eight from layer to layer, none of them for nothing."""
+    agent: dict[str, Any] = presets.merge("sac", "acrobot", name, None, presets.Settings({"max_value": 9.0})).agent  # type: ignore[assignment]
+    assert configs.from_json(SACConfig, agent)
+    while name:
+        layer = sac_presets.LAYERS[name]
+        below = vars(SACConfig()) | (sac_presets.settings(layer.below)[0] if layer.below else {})
+        changed = {field: value for field, value in layer.agent.items() if below[field] != value}
+        assert changed == layer.agent
+        assert len(changed) <= 8
+        name = layer.below
+
+
+def test_presets_of_playground_know_its_tasks() -> None:
+    def merged(preset: str, task: str) -> presets.Settings:
+        return presets.merge("sac", f"playground:{task}", preset, None, presets.Settings())
+
+    assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["max_value"] == 10.0
+    assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["noise"] == (0.2, 0.8)
+    assert merged("fast_sac", "G1JoystickFlatTerrain").agent["max_value"] == 20.0
+    assert "noise" not in merged("fast_sac", "CheetahRun").agent
+    assert (
+        merged("playground", "HopperHop").run["total_steps"] == 2 * merged("playground", "CupCatch").run["total_steps"]
+    )
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:
