@@ -59,8 +59,6 @@ class CriticsConfig:
     def __post_init__(self):
         configs.check(self)
         self._check_policy()
-        if self.values == "categorical" and self.max_value is None:
-            raise ValueError('values="categorical" needs max_value, the largest return to tell apart, such as 10.0.')
         if self.torso == "simba_v2":
             for name in ("hidden_sizes", "value_hidden_sizes"):
                 sizes = getattr(self, name)
@@ -96,8 +94,11 @@ class CriticsConfig:
           num_values: K, numbers that stand for a value.
 
         Raises:
+          ValueError: for a distribution of returns without a largest one.
           NetworkError: for a network of the user's that does not fit.
         """
+        if self.values == "categorical" and self.max_value is None:
+            raise ValueError('values="categorical" needs max_value, the largest return to tell apart, such as 10.0.')
         with_std = self.policy == "gaussian"
         if network is not None:
             if self.init_std is not None:

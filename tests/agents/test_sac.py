@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
         "alpha_init": 0.3,
         "values": "categorical",
         "num_bins": 7,
-        "max_value": 3.0,
+        "max_value": 1.5,
         "optimizer": "adamw",
         "optimizer_b2": 0.9,
         "weight_decay": 0.5,
@@ -116,6 +116,7 @@ def test_updates_are_those_of_the_reference(name: str) -> None:
     jax.tree.map(close, networks(learner, gaussian, learner.params), (reference.policy, reference.critics))
     if gaussian:
         close(learner.params["log_alpha"], reference.log_alpha)
+        assert float(metrics["policy/alpha"]) == pytest.approx(D * math.exp(reference.log_alpha), rel=0.05)
         assert abs(reference.log_alpha - log_alpha) > 0.01
     found = networks(learner, gaussian, learner.aux)
     close(found[1][0][0][0], reference.target_critics[0][0][0])
@@ -128,6 +129,8 @@ def test_updates_are_those_of_the_reference(name: str) -> None:
     elif config.max_value:
         assert 0.01 < float(metrics["value/outside"]) < 0.99
     assert int(learner.num_updates) == 20
+    # Sums over a block's updates.
+    assert float(metrics["grad/learning_rate"]) == pytest.approx(D * reference.critic_adams[0].rate, rel=1e-5)
     assert metrics["loss/policy"].shape == ()
 
 
