@@ -3,8 +3,8 @@
 python benchmarks/continuous.py          # a minute on two quiet cores; writes benchmarks/results/continuous.json
 
 Each draws its samples from a full replay and makes the updates of a step of all lanes: HalfCheetah's sizes, 16 lanes,
-batches of 256, an update a row, two critics. They take turns, and each ratio is of a turn, so that what else a machine does is
-in both. Environments are not part of it.
+batches of 256, an update a row, two critics. They take turns, and each ratio is of a turn, so that what else a machine
+does is in both. Environments are not part of it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ LEAST_VARIANCE = 1e-4
 
 
 class Statistics(NamedTuple):
-    """What is known of the rows so far.
+    """Statistics of the rows so far.
 
     Attributes:
       observation: a tree of `Moments`, () for parts that are not float32; or () without normalisation.

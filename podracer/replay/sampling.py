@@ -56,12 +56,14 @@ def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
       priorities: float32 [n or 1, m].
       u: float32 [n]; the fractions, in [0, 1).
     """
-    sums = lax.cummax(jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0), axis=1)
-    total = sums[:, -1:]
+    sums = jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0)
+    total = jnp.max(sums, axis=1, keepdims=True)
     threshold = jnp.minimum(u[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
     if len(priorities) == 1:
-        return _count_at_most(sums[0], threshold[:, 0])
-    return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
+        return _count_at_most(lax.cummax(sums[0]), threshold[:, 0])
+    # The first sum that is above the threshold.
+    place = jnp.arange(sums.shape[1], dtype=jnp.int32)[None]
+    return jnp.min(jnp.where(sums > threshold, place, sums.shape[1]), axis=1)
 
 
 def _count_at_most(sums: jax.Array, threshold: jax.Array) -> jax.Array:
