@@ -151,10 +151,10 @@ def make(
     """
     base.check_bounded(spec, "sac")
     units = distributions.unit_box(spec.action_space)  # type: ignore[arg-type]
+    network = config.actor_critic("sac", spec, network, units.size)
     values = value_distributions.make(
         config.values, max_error=math.inf, num_bins=config.num_bins, max_value=config.max_value or math.inf
     )
-    network = config.actor_critic("sac", spec, network, units.size, values.size)
     # The critics are stacked: one tree of arrays with a leading axis.
     rules = [config.make_optimizer(optimizer, factors=("policy_rate", "alpha_rate"), stacked=x) for x in (False, True)]
     normalizers = config.normalizers(spec, config.max_value)

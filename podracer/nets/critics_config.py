@@ -81,9 +81,7 @@ class CriticsConfig:
             nearest = min(max(self.init_std, self.min_std), self.max_std)
             raise ValueError(f"init_std={self.init_std} must be between {' and '.join(between)}; use {nearest}.")
 
-    def actor_critic(
-        self, agent: str, spec: EnvSpec, network: ActorCritic | None, num_actions: int, num_values: int
-    ) -> ActorCritic:
+    def actor_critic(self, agent: str, spec: EnvSpec, network: ActorCritic | None, num_actions: int) -> ActorCritic:
         """The policy and its critics.
 
         Args:
@@ -91,7 +89,6 @@ class CriticsConfig:
           spec: of the environment.
           network: the user's own; the config's if None.
           num_actions: A, elements of an action.
-          num_values: K, numbers that stand for a value.
 
         Raises:
           ValueError: for a distribution of returns without a largest one.
@@ -99,7 +96,7 @@ class CriticsConfig:
         """
         if self.values == "categorical" and self.max_value is None:
             raise ValueError('values="categorical" needs max_value, the largest return to tell apart, such as 10.0.')
-        with_std = self.policy == "gaussian"
+        with_std, num_values = self.policy == "gaussian", 1 if self.values == "mean" else self.num_bins
         if network is not None:
             if self.init_std is not None:
                 raise NetworkError(f"init_std={self.init_std} is of the library's own network; use None with yours.")

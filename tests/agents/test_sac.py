@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from podracer import agents, configs, nets, spaces
@@ -336,6 +337,11 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         agents.sac.make(SPEC, None, own.policy)
     with pytest.raises(nets.NetworkError, match="init_std=0.1 is of the library's own network"):
         agents.sac.make(SPEC, SACConfig(init_std=0.1), own)
+
+
+def test_an_optimizer_with_a_rate_of_its_own_has_one_for_all() -> None:
+    with pytest.raises(ValueError, match="or policy_rate=1 and alpha_rate=1"):
+        agents.sac.make(SPEC, SACConfig(policy_rate=0.5, alpha_rate=0.0), optimizer=optax.adam(1e-3))
 
 
 # Acting.

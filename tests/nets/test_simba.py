@@ -65,7 +65,7 @@ def test_the_torso_is_numpys() -> None:
 @functools.cache
 def after_ten_updates(projected: bool) -> Any:
     config = SACConfig(**SETTINGS, learning_rate=1e-2)
-    network = config.actor_critic("sac", SPEC, None, 2, 1)
+    network = config.actor_critic("sac", SPEC, None, 2)
     agent = agents.sac.make(SPEC, config, network if projected else network._replace(project=None))
     learner, B = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)), 16
     rows = harness.timesteps(0, 1, 3 * B)
