@@ -192,6 +192,7 @@ ROWS = (
     Row("pendulum-sac-playground", f"sac pendulum --preset playground {SCALED}", -200),
     Row("pendulum-simba_v2", f"sac pendulum --preset simba_v2 {SCALED} --agent.discount 0.975", -200),
     Row("envpool-pendulum-ppo", "ppo envpool:Pendulum-v1 --preset classic", -200),
+    Row("envpool-pendulum-ppo-tanh", "ppo envpool:Pendulum-v1 --preset classic --agent.policy tanh", -200),
     Row("envpool-catch-vtrace", "vtrace envpool:Catch-v0", 0.95),
     Row("envpool-catch-ppo", "ppo envpool:Catch-v0", 0.95),
 )

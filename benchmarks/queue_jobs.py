@@ -93,6 +93,15 @@ JOBS = (
         reference=f"20.4 ({CLEANRL})",
     ),
     Job(
+        "ppo-pendulum-tanh",
+        "ppo envpool:Pendulum-v1 --preset classic --agent.policy tanh",
+        500_000,
+        -200,
+        1000,
+        0.05,
+        reference="-168.6 of the clipped policy, in docs/results/learning.md; -175 (SLM-Lab)",
+    ),
+    Job(
         "ppo-halfcheetah",
         "ppo envpool:HalfCheetah-v4 --preset mujoco",
         1_000_000,

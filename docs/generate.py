@@ -251,16 +251,20 @@ def cli_pages() -> Iterator[tuple[str, str]]:
     yield "cli.md", text
 
 
+OTHERWISE = ("train", "bench", "suite", "sweep", "envs", "agents")
+"""Commands whose help needs more words, or is none."""
+
 HELP = (
     "--help",
     "train ppo cartpole --help",
     "train vtrace catch --arch sebulba --help",
-    *(f"{command} --help" for command in COMMANDS if command not in ("train", "bench", "suite", "envs", "agents")),
+    *(f"{command} --help" for command in COMMANDS if command not in OTHERWISE),
     "envs",
     "agents",
     *(f"bench {name} --help" for name in BENCHES),
     "suite atari57 dqn --help",
     "suite report --help",
+    "sweep vtrace catch --help",
 )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import podracer
-from podracer.evaluation import evaluation
+from podracer.evaluation import rendering
 
 DOCS = pathlib.Path(__file__).resolve().parent
 RUNS = DOCS.parent / "runs" / "pictures"
@@ -44,7 +44,7 @@ def landings(result: podracer.Result, params: Any) -> list[Image.Image]:
     images: list[Image.Image] = []
     seed = 0
     while len(images) < SHOWN:
-        frames = evaluation.frames(result.agent, result.environment, params, seed)
+        frames = rendering.frames(result.agent, result.environment, params, seed)
         frames = np.concatenate([frames[::EVERY], np.repeat(frames[-1:], 12, axis=0)])
         images += [Image.fromarray(frame).resize(SIZE, Image.Resampling.LANCZOS) for frame in frames]
         seed += 1

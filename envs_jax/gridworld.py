@@ -9,6 +9,7 @@ has one fixed length.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any, Literal, NamedTuple
@@ -17,16 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.gridworld_chain import AGENT, BAD, FLOOR, FLOOR_2, GOOD, Chain
 from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
 # (rows, columns) of each action: stay, then clockwise from north.
 _MOVES = np.array([(0, 0), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1)], np.int32)
-
-_FLOOR, _FLOOR_2 = np.array([36, 40, 54], np.uint8), np.array([42, 47, 63], np.uint8)
-_GOOD, _BAD = np.array([96, 211, 148], np.uint8), np.array([239, 108, 96], np.uint8)
-_AGENT = np.array([96, 165, 250], np.uint8)
-_CUES = np.array([[255, 215, 64], [190, 140, 255]], np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,20 +133,22 @@ class GridState(NamedTuple):
     num_steps: jax.Array
 
 
-class ChainState(NamedTuple):
-    """A chain.
+class GridParameters(NamedTuple):
+    """The numbers in which the grids of a family differ; shapes are the same in all of them.
 
     Attributes:
-      num_steps: int32 []; steps taken so far, in [0, chain_length].
-      cue: int32 []; the first action that will be rewarded, 0 or 1.
-      right: bool []; whether the first action was that one; False before it.
-      distractors: bool [distractor_bits]; noise.
+      reward: float32 [N]; of every object.
+      termination_probability: float32 [N]; as in `GridObject`.
+      respawn_probability: float32 [N]; as in `GridObject`.
+      size: int32 [2]; rows and columns, at most the height and width of the options. Cells beyond are never entered.
+      cells: int32 [N, 2]; distinct (row, column) of every object within the size; "tabular" only, else ignored.
     """
 
-    num_steps: jax.Array
-    cue: jax.Array
-    right: jax.Array
-    distractors: jax.Array
+    reward: jax.Array
+    termination_probability: jax.Array
+    respawn_probability: jax.Array
+    size: jax.Array
+    cells: jax.Array
 
 
 class Gridworld:
@@ -178,11 +177,40 @@ class Gridworld:
     """
 
     def __init__(self, options: GridworldOptions = GridworldOptions()):
-        self._task = _Chain(options) if options.task == "delayed_chain" else _Grid(options)
+        chain = (options.chain_length, options.noisy_rewards, options.distractor_bits)
+        self._task = Chain(*chain) if options.task == "delayed_chain" else _Grid(options)
         self.spec: EnvSpec = self._task.spec
 
+    def parameters(self, key: jax.Array) -> GridParameters:
+        """Draws a grid of a family with as many objects, at most as large as this one.
+
+        Rewards are uniform in [-1, 1], probabilities of termination in [0, 1] and of coming back in [0, 0.1]. Sizes
+        begin at half the height and width, or where the objects have room.
+
+        Raises:
+          ValueError: for a chain.
+        """
+        return self._grid().parameters(key)
+
+    def with_parameters(self, parameters: GridParameters) -> Gridworld:
+        """The same grid with other numbers, which may be traced.
+
+        Raises:
+          ValueError: for a chain.
+        """
+        other = copy.copy(self)
+        other._task = self._grid().with_parameters(parameters)
+        return other
+
+    def _grid(self) -> _Grid:
+        if isinstance(self._task, Chain):
+            raise ValueError(
+                "GridworldOptions(task='delayed_chain') has no parameters; use 'tabular' or 'random_goals'."
+            )
+        return self._task
+
     def reset(self, key: jax.Array) -> Any:
-        """The start of an episode: `GridState` or `ChainState`."""
+        """The start of an episode: `GridState` or `gridworld_chain.ChainState`."""
         return self._task.reset(key)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:
@@ -202,9 +230,10 @@ class _Grid:
     def __init__(self, options: GridworldOptions):
         self._options = options
         self._num_objects = len(options.objects)
-        self._rewards = np.array([thing.reward for thing in options.objects], np.float32)
-        self._termination = np.array([thing.termination_probability for thing in options.objects], np.float32)
-        self._respawn = np.array([thing.respawn_probability for thing in options.objects], np.float32)
+        self._size: Any = (options.height, options.width)
+        self._rewards: Any = np.array([thing.reward for thing in options.objects], np.float32)
+        self._termination: Any = np.array([thing.termination_probability for thing in options.objects], np.float32)
+        self._respawn: Any = np.array([thing.respawn_probability for thing in options.objects], np.float32)
         self._chance = not np.isin([self._termination, self._respawn], (0.0, 1.0)).all()
         cells = options.height * options.width
         if options.task == "tabular":
@@ -222,10 +251,39 @@ class _Grid:
         fixed = options.object_cells if options.task == "tabular" else ()
         self._fixed_cells: list[Any] = [np.int32(row * options.width + column) for row, column in fixed]
 
+    def parameters(self, key: jax.Array) -> GridParameters:
+        N, most = self._num_objects, np.array([self._options.height, self._options.width], np.int32)
+        reward_key, termination_key, respawn_key, size_key, cell_key = jax.random.split(key, 5)
+        # The smallest grid has a cell for each object and the agent.
+        least = (most + 1) // 2
+        while least.prod() <= N:
+            least = np.minimum(least + 1, most)
+        size = jax.random.randint(size_key, (2,), least, most + 1)
+        # Distinct cells: the first of all cells of the size in a random order.
+        rows, columns = np.divmod(np.arange(most.prod(), dtype=np.int32), most[1])
+        inside = (rows < size[0]) & (columns < size[1])
+        order = jnp.argsort(jnp.where(inside, jax.random.uniform(cell_key, rows.shape), 2.0))[:N]
+        return GridParameters(
+            reward=jax.random.uniform(reward_key, (N,), minval=-1.0),
+            termination_probability=jax.random.uniform(termination_key, (N,)),
+            respawn_probability=jax.random.uniform(respawn_key, (N,), maxval=0.1),
+            size=size,
+            cells=jnp.stack([jnp.asarray(rows)[order], jnp.asarray(columns)[order]], axis=-1),
+        )
+
+    def with_parameters(self, parameters: GridParameters) -> _Grid:
+        other = copy.copy(self)
+        other._rewards, other._termination, other._respawn = parameters[:3]
+        other._chance, other._size = True, (parameters.size[0], parameters.size[1])
+        if self._options.task == "tabular":
+            cells = parameters.cells[:, 0] * parameters.size[1] + parameters.cells[:, 1]
+            other._fixed_cells = list(cells)
+        return other
+
     def reset(self, key: jax.Array) -> GridState:
-        num_cells, width = self._options.height * self._options.width, self._options.width
-        placed, taken = list(self._fixed_cells), sorted(self._fixed_cells)
-        num_free = np.arange(num_cells - len(placed), num_cells - self._num_objects - 1, -1, dtype=np.int32)
+        num_cells, width = self._size[0] * self._size[1], self._size[1]
+        placed, taken = list(self._fixed_cells), _sorted(self._fixed_cells)
+        num_free = num_cells - np.arange(len(placed), self._num_objects + 1, dtype=np.int32)
         # Not randint, which takes twice as long on CPU; the bias is below one in 2^23 / cells.
         draws = jnp.floor(jax.random.uniform(key, num_free.shape) * num_free.astype(np.float32)).astype(jnp.int32)
         for draw in draws:  # the i-th draw counts the free cells: step over the taken ones, in order
@@ -245,7 +303,7 @@ class _Grid:
 
     def step(self, state: GridState, action: jax.Array, key: jax.Array) -> tuple[GridState, Transition]:
         move = jnp.sum(jnp.where((np.arange(len(_MOVES)) == action)[:, None], _MOVES, 0), axis=0, dtype=jnp.int32)
-        border = np.array([self._options.height - 1, self._options.width - 1], np.int32)
+        border = self._border()
         agent = jnp.clip(state.agent + move, 0, border)
         collected = state.present & jnp.all(state.objects == agent[None], axis=-1)  # [N], at most one
         if self._chance:
@@ -266,6 +324,13 @@ class _Grid:
             last=terminated | (num_steps >= self._options.max_steps),
         )
 
+    def _border(self) -> Any:
+        """int32 [2]: the last row and column."""
+        rows, columns = self._size
+        if isinstance(rows, int):
+            return np.array([rows - 1, columns - 1], np.int32)
+        return jnp.stack([rows - 1, columns - 1])
+
     def observe(self, state: GridState) -> jax.Array:
         height, width = self._options.height, self._options.width
         if self._options.task == "tabular":
@@ -280,14 +345,15 @@ class _Grid:
         height, width = self._options.height, self._options.width
         scale = max(8, -(-96 // min(height, width)))
         rows, columns = np.arange(height)[:, None], np.arange(width)[None, :]
-        picture = np.where(((rows + columns) % 2 == 0)[..., None], _FLOOR, _FLOOR_2)
+        picture = np.where(((rows + columns) % 2 == 0)[..., None], FLOOR, FLOOR_2)
         picture = jnp.asarray(np.kron(picture, np.ones((scale, scale, 1), np.uint8)))
         offset = np.abs(np.arange(scale) - (scale - 1) / 2) / scale
         disc = np.hypot(offset[:, None], offset[None, :]) < 0.4
         diamond = offset[:, None] + offset[None, :] < 0.4
         planes = jnp.repeat(jnp.repeat(self._planes(state), scale, axis=0), scale, axis=1)
-        layers = [(1 + i, diamond, _GOOD if reward > 0 else _BAD) for i, reward in enumerate(self._rewards)]
-        for channel, shape, colour in [(0, disc, _AGENT), *layers]:
+        colours = [jnp.where(reward > 0, GOOD, BAD) for reward in self._rewards]
+        layers = [(1 + i, diamond, colour) for i, colour in enumerate(colours)]
+        for channel, shape, colour in [(0, disc, AGENT), *layers]:
             shown = planes[..., channel] & np.tile(shape, (height, width))
             picture = jnp.where(shown[..., None], colour[None, None], picture)
         return picture
@@ -301,6 +367,11 @@ class _Grid:
         return rows & columns & shown[None, None]
 
 
+def _sorted(cells: list[Any]) -> list[Any]:
+    """Cells in ascending order; those that are not traced stay NumPy's."""
+    return sorted(cells) if all(isinstance(cell, np.integer) for cell in cells) else list(jnp.sort(jnp.stack(cells)))
+
+
 def _insert(ascending: list[jax.Array], value: jax.Array) -> list[jax.Array]:
     """The list with `value` in its place."""
     result = []
@@ -308,52 +379,3 @@ def _insert(ascending: list[jax.Array], value: jax.Array) -> list[jax.Array]:
         result.append(jnp.minimum(other, value))
         value = jnp.maximum(other, value)
     return [*result, value]
-
-
-class _Chain:
-    def __init__(self, options: GridworldOptions):
-        self._length, self._noisy = options.chain_length, options.noisy_rewards
-        self._num_distractors, self._num_states = options.distractor_bits, 2 + 2 * options.chain_length
-        self.spec = EnvSpec(
-            name="gridworld_delayed_chain",
-            observation_space=spaces.Box(0.0, 1.0, (self._num_states + self._num_distractors,)),
-            action_space=spaces.Discrete(2),
-            max_episode_steps=self._length,
-        )
-
-    def reset(self, key: jax.Array) -> ChainState:
-        bits = jax.random.bernoulli(key, 0.5, (1 + self._num_distractors,))
-        return ChainState(
-            num_steps=jnp.int32(0), cue=bits[0].astype(jnp.int32), right=jnp.bool_(False), distractors=bits[1:]
-        )
-
-    def step(self, state: ChainState, action: jax.Array, key: jax.Array) -> tuple[ChainState, Transition]:
-        bits = jax.random.bernoulli(key, 0.5, (1 + self._num_distractors,))
-        right = jnp.where(state.num_steps == 0, action == state.cue, state.right)
-        num_steps = state.num_steps + 1
-        last = num_steps >= self._length
-        noise = jnp.where(bits[0], jnp.float32(1), jnp.float32(-1)) if self._noisy else jnp.float32(0)
-        reward = jnp.where(last, jnp.where(right, jnp.float32(1), jnp.float32(-1)), noise)
-        state = ChainState(num_steps=num_steps, cue=state.cue, right=right, distractors=bits[1:])
-        return state, Transition(reward=reward, discount=1.0 - last.astype(jnp.float32), last=last)
-
-    def observe(self, state: ChainState) -> jax.Array:
-        index = jnp.where(state.num_steps == 0, state.cue, 2 * state.num_steps + state.right.astype(jnp.int32))
-        position = np.arange(self._num_states) == index
-        return jnp.concatenate([position, state.distractors]).astype(jnp.float32)
-
-    def render(self, state: ChainState) -> jax.Array:
-        """The right branch above the wrong one; the cue fills the first column until the choice is made."""
-        scale = 32
-        rows, columns = np.arange(2)[:, None], np.arange(self._length + 1)[None, :]
-        floor = np.where(((rows + columns) % 2 == 0)[..., None], _FLOOR, _FLOOR_2)
-        floor[:, -1] = _GOOD // 2, _BAD // 2
-        started = state.num_steps > 0
-        cue = jnp.where(state.cue == 1, _CUES[1], _CUES[0])
-        here = (columns == state.num_steps) & (~started | (rows == jnp.where(state.right, 0, 1)))
-        colour = jnp.where(started, _AGENT, cue)
-        cells = jnp.where(here[..., None], colour[None, None], floor)
-        image = jnp.repeat(jnp.repeat(cells, scale, axis=0), scale, axis=1)
-        frame = np.ones((scale, scale), bool)
-        frame[2:-2, 2:-2] = False
-        return jnp.where(np.tile(frame, (2, self._length + 1))[..., None], _FLOOR[None, None], image)

@@ -163,7 +163,8 @@ class StickyActions(_Wrapped):
 
     def reset(self, key: jax.Array) -> StickyActionsState:
         space: Any = self.spec.action_space
-        return StickyActionsState(self.environment.reset(key), spaces.zeros(space), jnp.asarray(False))
+        action = jax.tree.map(jnp.asarray, spaces.zeros(space))
+        return StickyActionsState(self.environment.reset(key), action, jnp.asarray(False))
 
     def step(self, state: StickyActionsState, action: Any, key: jax.Array) -> tuple[StickyActionsState, Transition]:
         sticky_key, step_key = jax.random.split(key)

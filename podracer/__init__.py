@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from envs_jax.adapters.gymnax import from_gymnax
     from envs_jax.adapters.jumanji import from_jumanji
     from envs_jax.adapters.playground import from_playground
-    from podracer import agents, distributions, nets, returns, spaces, types
+    from podracer import agents, anakin, distributions, nets, returns, spaces, types
     from podracer.errors import (
         ActorError,
         CheckpointError,
@@ -27,15 +27,20 @@ if TYPE_CHECKING:
     )
     from podracer.evaluation.evaluation import Evaluation
     from podracer.pod.settings import Pod
+    from podracer.population.config import PBT
     from podracer.remote.settings import Remote
     from podracer.remote.worker import serve_envs
     from podracer.result.export import load_policy
     from podracer.result.policy import Actor
     from podracer.result.result import Result
     from podracer.run.config import RunConfig
+    from podracer.sweeps.ranges import log_uniform, uniform
+    from podracer.sweeps.result import Sweep
+    from podracer.sweeps.sweep import sweep
     from podracer.training.train import load, resume, train
 
 __all__ = [
+    "PBT",
     "Actor",
     "ActorError",
     "CheckpointError",
@@ -48,9 +53,11 @@ __all__ = [
     "RemoteError",
     "Result",
     "RunConfig",
+    "Sweep",
     "TrainingDivergedError",
     "__version__",
     "agents",
+    "anakin",
     "distributions",
     "from_brax",
     "from_gymnax",
@@ -58,13 +65,16 @@ __all__ = [
     "from_playground",
     "load",
     "load_policy",
+    "log_uniform",
     "nets",
     "resume",
     "returns",
     "serve_envs",
     "spaces",
+    "sweep",
     "train",
     "types",
+    "uniform",
 ]
 
 _HOMES = {
@@ -75,17 +85,22 @@ _HOMES = {
     "Interrupted": "errors",
     "OutOfMemoryError": "errors",
     "PeerError": "errors",
+    "PBT": "population.config",
     "Pod": "pod.settings",
     "Remote": "remote.settings",
     "RemoteError": "errors",
     "Result": "result.result",
     "RunConfig": "run.config",
+    "Sweep": "sweeps.result",
     "TrainingDivergedError": "errors",
     "load": "training.train",
     "load_policy": "result.export",
+    "log_uniform": "sweeps.ranges",
     "resume": "training.train",
     "serve_envs": "remote.worker",
+    "sweep": "sweeps.sweep",
     "train": "training.train",
+    "uniform": "sweeps.ranges",
 }
 """The module of each public name, imported when it is used: an exported policy needs no agents, which take a second."""
 

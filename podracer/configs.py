@@ -162,7 +162,7 @@ def population_hyper(
         if name not in defaults:
             raise ValueError(f"{where}: not a tunable number of {type(config).__name__}; {suggest(name, defaults)}")
         if name in unused:
-            raise ValueError(f"{where}: the agent's optimiser does not use it; used: {', '.join(sorted(hyper))}.")
+            raise ValueError(f"{where}: the agent does not use it with its settings; used: {', '.join(sorted(hyper))}.")
         array = np.asarray(values)
         if array.dtype.kind not in "iuf" or array.shape not in ((), (population,)):
             raise ValueError(f"{where}: give one number, or {population} numbers (one a member); got {values!r}.")

@@ -36,7 +36,7 @@ class DisagreementError(ValueError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped a run in good order: with its checkpoint, if it has a run directory.
+    """Ctrl-C, SIGTERM or SIGHUP stopped a run in good order: with its checkpoint, if it has a run directory.
 
     It is a KeyboardInterrupt, so that a loop over runs ends with it and `except Exception` does not catch it.
 

@@ -204,12 +204,10 @@ Space = Discrete | MultiDiscrete | Box | Dict
 
 
 def zeros(space: Space) -> Any:
-    """Makes a value of zeros with the space's structure, shapes and dtypes."""
-    import jax.numpy as jnp
-
+    """Makes a value of zeros with the space's structure, shapes and dtypes, as arrays of NumPy."""
     if isinstance(space, Dict):
         return {name: zeros(item) for name, item in space.items}
-    return jnp.zeros(space.shape, space.dtype)
+    return np.zeros(space.shape, space.dtype)
 
 
 def to_json(space: Space) -> dict[str, Any]:

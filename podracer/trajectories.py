@@ -43,6 +43,16 @@ def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:
     return by_lane(lambda axis, x: split(x, groups, axis), trajectory)
 
 
+def join_lanes(trajectory: Trajectory) -> Trajectory:
+    """[groups, T, B / groups] -> [T, B]; the inverse of `split_lanes`."""
+
+    def join(axis: int, x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 0, axis)
+        return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+    return by_lane(join, trajectory)
+
+
 def split_batch(batch: Any, groups: int) -> Any:
     """[B] -> [groups, B / groups] of a tree of trajectories and arrays [B, ...], such as a `Batch`."""
 

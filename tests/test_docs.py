@@ -16,6 +16,7 @@ import podracer.cli.results
 import podracer.cli.serve
 import podracer.cli.suite
 import podracer.cli.train
+import podracer.sweeps.sweep
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,6 +52,7 @@ def test_there_are_guides():
         "add_network",
         "resume",
         "sweeps",
+        "tasks",
         "deployment",
         "atari",
         "search",
@@ -112,6 +114,10 @@ def test_a_command_in_a_guide_can_be_typed(typed, monkeypatch, capsys):
         podracer.cli.train.settings(rest)
     elif command == "resume":
         podracer.cli.train.parse(podracer.cli.train.ResumeArguments, rest, "podracer resume")
+    elif command == "sweep":
+        monkeypatch.setattr(podracer.sweeps.sweep.Sweeper, "run", parse(lambda sweeper: None))
+        with pytest.raises(Parsed):
+            podracer.cli.run([command, *rest])
     elif command == "suite" and rest[0] != "report":
         assert podracer.cli.run([command, *rest, "--dry-run"]) == 0, capsys.readouterr().err
     elif command == "agents":

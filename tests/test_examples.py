@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 import envs_jax
 import podracer
 from podracer import nets
+from podracer.learning import optimizer
 from tests.support import harness
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -35,6 +38,27 @@ def test_a_loss_of_ones_own():
         assert row["loss/total"] == pytest.approx(terms, rel=1e-4)
         assert row["loss/kl_penalty"] == pytest.approx(row["policy/kl"])
         assert row["policy/kl"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.slow  # the notebook 6_meta_gradients has the same code
+def test_a_discount_that_is_learnt(capsys):
+    module = example("meta_gradient")
+    with optimizer.lenient():  # as a user has it
+        module.main(total_steps=2 * module.make()[-1])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "gamma 0.500" not in lines[-1]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_rule_for_a_population(capsys):
+    with optimizer.lenient():
+        numbers = example("meta_gradient_population").main(members=2, outer_steps=2, inner_updates=2, num_envs=4)
+    assert capsys.readouterr().out.startswith("   2   discount")
+    assert all(np.isfinite(x) for x in numbers.values())
+    assert numbers["learning_rate"] != pytest.approx(1e-3)
 
 
 NETWORKS = ["linen_mlp", "nnx_mlp", "equinox_mlp", "haiku_mlp", "linen_gru"]
@@ -92,3 +116,71 @@ def test_a_recurrence_of_ones_own_forgets_on_first_rows():
     fresh, other = (apply(params, inputs, state)[0] for state in (network.start(B), jnp.ones((B, 64))))
     differ = np.any(np.abs(np.asarray(fresh - other)) > 1e-5, axis=-1)
     np.testing.assert_array_equal(differ, [[True, True], [True, True], [False, True], [False, True]])
+
+
+class Trial:
+    """A trial of Optuna as far as an example uses it: its numbers are low, high, and halfway between."""
+
+    def __init__(self, number):
+        self.number, self.params = number, {}
+
+    def suggest_float(self, name, low, high, *, log=False):
+        assert log
+        self.params[name] = float(np.geomspace(low, high, 3)[self.number % 3])
+        return self.params[name]
+
+
+class Study:
+    """A study of Optuna, likewise."""
+
+    def __init__(self):
+        self.trials, self.told = [], {}
+
+    def ask(self):
+        self.trials.append(Trial(len(self.trials)))
+        return self.trials[-1]
+
+    def tell(self, trial, value, state=None):
+        assert trial.number not in self.told
+        assert (value is None) == (state == "FAIL")
+        self.told[trial.number] = value
+
+    @property
+    def best_value(self):
+        return max(value for value in self.told.values() if value is not None)
+
+    best_params = None
+
+
+@pytest.mark.slow
+def test_optuna_is_told_of_every_trial_what_became_of_it(monkeypatch):
+    """Each is told its own member's return, and the members of a round are those that were asked for."""
+    optuna = types.SimpleNamespace(
+        create_study=lambda direction, sampler: Study(),
+        samplers=types.SimpleNamespace(TPESampler=lambda constant_liar: None),
+        trial=types.SimpleNamespace(TrialState=types.SimpleNamespace(FAIL="FAIL")),
+    )
+    monkeypatch.setitem(sys.modules, "optuna", optuna)
+    runs, train = [], podracer.train
+
+    def recorded(*arguments, **settings):
+        runs.append((settings, train(*arguments, **settings)))
+        runs[-1][1].summary["members"][1]["diverged"] = True
+        return runs[-1][1]
+
+    monkeypatch.setattr(podracer, "train", recorded)
+    settings = {"num_envs": 8, "eval_episodes": 4, "total_steps": 80, "config": {"rollout_length": 5}}
+    study = example("optuna_sweep").main(rounds=2, trials=3, **settings)
+    assert len({run["seed"] for run, _ in runs}) == 2
+    asked = [trial.params for trial in study.trials]
+    members = [member for _, result in runs for member in result.summary["members"]]
+    told = [None if member["diverged"] else member["eval_return_mean"] for member in members]
+    assert [study.told[i] for i in range(6)] == told
+    for params, member in zip(asked, members):
+        assert params == pytest.approx({name: member[name] for name in params})
+
+
+def test_without_optuna_its_example_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SystemExit, match="needs Optuna: pip install optuna"):
+        example("optuna_sweep").main()

@@ -10,7 +10,7 @@ import podracer
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-KNOWN = {"gymnasium", "envpool", "pandas", "flatbuffers", "ipywidgets"} | {
+KNOWN = {"gymnasium", "envpool", "pandas", "flatbuffers", "ipywidgets", "optuna"} | {
     re.split(r"[\[>=<]", requirement)[0] for group in PROJECT["optional-dependencies"].values() for requirement in group
 }
 

@@ -40,13 +40,14 @@ compared below."""
 ON_TWO = (("ppo", "adam"), BATCH_NORM)
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam"), ("ppo", "own")]
-CASES += [BATCH_NORM, COSTLY]
-NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd"), BATCH_NORM}
+CASES += [BATCH_NORM, COSTLY, ("vtrace-popart", "sgd")]
+NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd"), ("vtrace-popart", "sgd"), BATCH_NORM}
 """Agents without a replay and with one are compared before as well; that each has its mean over shards, beside each agent."""
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},
     "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
     "vtrace": {},
+    "vtrace-popart": {"popart": True},
     # One update per rollout, once the first sequences of 15 rows are complete.
     "r2d2": {
         "burn_in": 2,

@@ -87,11 +87,12 @@ def test_every_agent_environment_notebook_and_result_has_a_page(site):
 def test_public_names_are_what_the_packages_say(generate):
     public = generate.public()
     modules = {name for name in podracer.__all__ if f"podracer.{name}" in public}
-    assert modules == {"agents", "distributions", "nets", "returns", "spaces", "types"}
+    assert modules == {"agents", "anakin", "distributions", "nets", "returns", "spaces", "types"}
     assert set(public["podracer"]) == set(podracer.__all__) - modules - {"__version__"}
     assert "make" in public["podracer.agents.ppo"]
     assert "Catch" in public["envs_jax.catch"]
-    assert not any("sebulba" in name or "anakin" in name for name in public)
+    assert "update" in public["podracer.anakin"]
+    assert not any("sebulba" in name or "anakin." in name for name in public)
 
 
 def test_a_folder_in_the_navigation_stands_for_its_pages(generate, tmp_path):
@@ -173,8 +174,10 @@ def test_every_metric_is_in_the_reference():
     stages = ("environment", "inference", "transfer", "queue", "parameters")
     counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
     kinds = {
-        "episode/": {"episode/length", "episode/not_finite", "episode/NAME"},
+        "episode/": {"episode/length", "episode/not_finite", "episode/NAME", "episode/return/TASK"},
+        "hyper/": {"hyper/NAME"},
         "loss/": {"loss/value"},
+        "score/": {"score/capped_mean", "score/mean", "score/median", "eval/return/TASK", "eval/score/..."},
         "sebulba/": {f"sebulba/{stage}_share" for stage in stages},
         "remote/": {f"remote/{name}" for name in counts},
     }

@@ -122,5 +122,5 @@ def test_environments_with_bounds_of_their_own():
 
 def test_codes_with_bounds_of_their_own():
     codes = spaces.Box(0, [2, 4], dtype=np.uint8)
-    features = nets.networks.encode(jnp.array([[1, 4]], jnp.uint8), codes, 1)
+    features = nets.encode(jnp.array([[1, 4]], jnp.uint8), codes, 1)
     np.testing.assert_array_equal(features, [[0, 1, 0, 0, 0, 0, 0, 0, 0, 1]])

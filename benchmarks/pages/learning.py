@@ -93,6 +93,30 @@ def over_training() -> list[str]:
     return table(("what", "with", "beside", "seeds", "commit"), lines)
 
 
+def populations() -> list[str]:
+    """Returns of populations at the end, with and without population based training, by seed."""
+    found, lines = read("pbt"), []
+    for env, arms in found["results"].items():
+        for arm, seeds in arms.items():
+            of = lambda key, seeds=seeds: " / ".join(f"{round(seed[key], 2) + 0.0:.3g}" for seed in seeds)  # noqa: E731
+            name = arm if arm == "fixed" else f"`{arm}`"
+            lines.append((env, name, of("mean"), of("worst_quarter"), of("best"), commit(found)))
+    return table(("task", "rule", "mean of the members, by seed", "worst quarter", "best", "commit"), lines)
+
+
+def sweeps() -> list[str]:
+    """The learning rate that each sweep on catch chose, and its return where it was chosen and on fresh seeds."""
+    found, lines = read("sweep"), []
+    for name, swept in found["results"].items():
+        best, rates = swept["best"], [row["hyper"]["learning_rate"] for row in swept["rows"]]
+        solved = sum(row["mean"] is not None and row["mean"] >= 0.95 for row in swept["rows"])
+        scores = (f"{best[part]['mean']:.3f}" for part in ("sweep", "fresh"))
+        chosen, span = f"{best['hyper']['learning_rate']:.2g}", f"{min(rates):.2g} to {max(rates):.2g}"
+        lines.append((name.removeprefix("seed "), span, f"{solved} of {len(rates)}", chosen, *scores, commit(found)))
+    head = ("sweep", "rates drawn", "reach 0.95", "chosen", "return in the sweep", "on fresh seeds", "commit")
+    return table(head, lines)
+
+
 def threads() -> list[str]:
     """Returns of V-trace on EnvPool's CartPole by actor threads, lanes and the age of the acting policy."""
     found = read("cartpole_lag")
@@ -115,15 +139,56 @@ def _areas(results: dict, arm: str) -> list[float]:
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
+CONTROL = "control, with PopArt"
+"""The row of two tasks that are not the same but for the sign."""
+
+
+def control() -> str:
+    """Returns of each of two control tasks, by seed."""
+    row = read("popart")["results"][CONTROL]
+    each = (f"{to_seeds(row, task, '.4g')} on `{task}`" for task in row["returns"][0])
+    return f"{' and '.join(each)} ({row['bound']} were required; commit {short_commit(row['commit'])})"
+
+
+def to_seeds(row: dict, task: str, form: str) -> str:
+    """The returns of a task, by seed."""
+    return " / ".join(f"{seed[task]:{form}}" for seed in row["returns"])
+
+
+def scales() -> list[str]:
+    """Returns of V-trace on two tasks of different scales, with PopArt and without."""
+    rows = []
+    for name, row in read("popart")["results"].items():
+        if name == CONTROL:
+            continue
+        returns = to_seeds(row, "large", ",.0f"), to_seeds(row, "small", ".3g")
+        rows.append((name, *returns, row["bound"], short_commit(row["commit"])))
+    return table(("tasks", "large, by seed", "small, by seed", "required", "commit"), rows)
+
+
+def meta_gradient() -> list[str]:
+    """Discounts that are learnt by gradients, and one that is not."""
+    found, rows = read("meta_gradient"), []
+    for arm, runs in found["results"].items():
+        values = (to([run[name] for run in runs]) for name in ("discount", "return"))
+        rows.append((arm, *values, len(runs), commit(found)))
+    return table(("V-trace on a chain", "discount", "return", "seeds", "commit"), rows)
+
+
 TABLES = {
     "learning": learn.table,
     "memory": memory,
     "masks": masks,
     "masks-2048": game_2048,
     "over-training": over_training,
+    "populations": populations,
+    "scales": scales,
+    "sweeps": sweeps,
     "threads": threads,
+    "meta-gradient": meta_gradient,
 }
 VALUES = {
+    "control": control,
     "masks-speed-bound": mask_bound,
     "masks-speed-ppo": lambda: mask_cost("ppo"),
     "masks-speed-dqn": lambda: mask_cost("dqn"),

@@ -164,8 +164,23 @@ class Functions(abc.ABC):
         """`learning.update.apply` with the agent's optimiser; `how` are its further arguments."""
         return update.apply(loss, learner, batch, optimizer=self.optimizer, learning_rate=learning_rate, **how)
 
-    def bundle(self, name: str, *, cautions: tuple[Caution, ...] = (), **others: Any) -> Agent:
-        """The agent of these functions; `others` are further fields of it.
+    def bundle(
+        self,
+        name: str,
+        *,
+        cautions: tuple[Caution, ...] = (),
+        unused: tuple[str, ...] = (),
+        batch_loss: Callable[..., tuple[jax.Array, Metrics]] | None = None,
+        **others: Any,
+    ) -> Agent:
+        """The agent of these functions.
+
+        Args:
+          name: of the agent.
+          cautions: of its metrics.
+          unused: tunable numbers that it does not use with its settings, beside those of its optimiser.
+          batch_loss: the loss that `learn` follows, under `DATA_AXES`, which becomes `Agent.loss`.
+          others: further fields of the agent.
 
         Raises:
           ValueError: for a mask of actions that does not fit the actions, or resets that do not fit the network.
@@ -179,8 +194,8 @@ class Functions(abc.ABC):
             learn = functools.partial(self._learn_with_resets, before)
         if masked:
             learn = functools.partial(self._learn_with_mask, learn)
-        unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
-        hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in unused}
+        without = {*unused, *(set(optimizers.TUNABLE) - set(self.optimizer.uses))}
+        hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in without}
         if isinstance(self.optimizer, optimizers.Optimizer) and self.optimizer.own:
             numbers = {name: jnp.float32(value) for name, value in hyper.items()}
             learner = jax.eval_shape(self.init, jax.random.key(0), numbers)
@@ -196,6 +211,7 @@ class Functions(abc.ABC):
             learn=learn,
             hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
+            loss=collectives.alone(batch_loss) if batch_loss else None,
             **others,
         )
 

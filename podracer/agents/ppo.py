@@ -5,7 +5,8 @@ and an entropy bonus (equation 9), with GAE advantages (Schulman et al. 2016) co
 
 Choices beyond the paper, all fields of the config (Engstrom et al. 2020; Andrychowicz et al. 2021): advantages
 normalised per minibatch over all devices, clipping of the gradient's norm, rewards normalised by the running scale of
-the return, optional clipping of the value loss, optional running normalisation of observations.
+the return, optional clipping of the value loss, optional running normalisation of observations, optional squashing of
+continuous actions by tanh, an optional learning rate that follows the divergence from the acting policy.
 
 Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
 at the start of the rollout, or chunks of them. A rollout of T transitions has T + 1 time steps, of which the last one
@@ -17,16 +18,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, distributions, nets, returns, spaces
+from podracer import configs, distributions, nets, returns
 from podracer.agents import base
-from podracer.learning import minibatches, moments
+from podracer.learning import minibatches
+from podracer.learning.normalizers import NormalizerConfig, Normalizers
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
@@ -34,10 +36,10 @@ from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState,
 
 
 @dataclasses.dataclass(frozen=True)
-class PPOConfig(nets.NetworkConfig, OptimizerConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
-    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of table 5 (Atari)
-    where it has them.
+class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
+    """The agent's settings, beside those of `podracer.nets.PolicyConfig`, `podracer.nets.NetworkConfig`,
+    `podracer.learning.normalizers.NormalizerConfig` and `podracer.learning.optimizer_config.OptimizerConfig`. Paper
+    values are those of table 5 (Atari) where it has them.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 8 actors).
@@ -50,19 +52,18 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
       discount: gamma (paper: 0.99).
       gae_lambda: lambda of the advantages (paper: 0.95).
       clip_epsilon: range of the probability ratio (paper: 0.1 times a decay, Atari; 0.2, MuJoCo).
+      clip_epsilon_decay: whether that range falls to 0 over `total_steps` (paper: True, Atari).
       value_clip_epsilon: range of the value's change per batch, or None to leave it free.
       value_cost: weight of half the squared error of values (paper: 1 for the whole error, so 2.0 here).
       entropy_cost: weight of the entropy bonus (paper: 0.01).
-      learning_rate: of Adam (paper: 2.5e-4).
+      target_kl: the divergence between acting and new policy that the learning rate follows: after each minibatch it
+        falls where the divergence is more than twice the target, and rises where it is less than half (brax, rsl_rl:
+        0.01). None leaves the rate to its schedule (paper).
+      learning_rate: of Adam (paper: 2.5e-4); the first one with `target_kl`.
       learning_rate_schedule: of the rate over the run (paper: "linear").
       optimizer_eps: Adam's epsilon.
-      max_grad_norm: clip by global norm.
+      max_grad_norm: clip by global norm; None, or inf, leaves the gradient as it is.
       normalize_advantages: to zero mean and unit variance per minibatch.
-      normalize_observations: by running mean and variance, clipped to [-10, 10]. Of named observations only parts of
-        float32 are normalised.
-      clip_rewards: to [-1, 1], as is usual for Atari.
-      normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
-      separate: whether policy and value have a torso each.
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -73,21 +74,27 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     gae_lambda: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
     clip_epsilon: float = configs.field(0.2, low=0.0, tunable=True)
+    clip_epsilon_decay: bool = False
     value_clip_epsilon: float | None = configs.field(None, low=0.0)
     value_cost: float = configs.field(0.5, low=0.0, tunable=True)
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
+    target_kl: float | None = configs.field(None, low=1e-8)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
-    max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
+    max_grad_norm: float | None = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
-    normalize_observations: bool = False
-    clip_rewards: bool = False
-    normalize_rewards: bool = True
-    activation: Literal["relu", "tanh"] = "tanh"
-    separate: bool = True
+    activation: nets.Activation = "tanh"
 
     def __post_init__(self):
+        if self.max_grad_norm is None:
+            object.__setattr__(self, "max_grad_norm", float("inf"))
         super().__post_init__()
+        self.check_normalization()
+        if self.target_kl is not None and (self.learning_rate_schedule != "constant" or self.learning_rate_warmup):
+            raise ValueError(
+                f"target_kl={self.target_kl} sets the learning rate itself; use learning_rate_schedule='constant' and "
+                "learning_rate_warmup=0."
+            )
         if self.chunk_length and self.rollout_length % self.chunk_length:
             raise ValueError(f"chunk_length={self.chunk_length} must divide rollout_length={self.rollout_length}.")
 
@@ -96,8 +103,9 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
         """The paper's Atari configuration (table 5), with the changes that later implementations share.
 
         Departures from the paper: the network of Mnih et al. 2015 ("nature") and not that of 2016 ("shallow"), a
-        constant `clip_epsilon`, clipped gradients, normalised advantages, and 8 lanes a device. With clipped gradients
-        most code has a `value_cost` of 0.5, a quarter of this; they were not compared here.
+        constant `clip_epsilon` without `clip_epsilon_decay=True`, clipped gradients, normalised advantages, and 8 lanes
+        a device. With clipped gradients most code has a `value_cost` of 0.5, a quarter of this; they were not compared
+        here.
         """
         paper = {
             "envs_per_device": 8,
@@ -115,11 +123,12 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
         return cls(**(paper | overrides))
 
 
-class Normalizers(NamedTuple):
-    """Running statistics beside the parameters: `learning.moments.Moments`, or () where a normalisation is off."""
+class PPOAux(NamedTuple):
+    """Running statistics (`learning.normalizers.Normalizers`), and with `target_kl` the learning rate, float32 []."""
 
     observation: Any
     returns: Any
+    learning_rate: Any = ()
 
 
 class PPOActorState(NamedTuple):
@@ -218,6 +227,8 @@ def loss(
         "policy/clip_fraction": (jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32),
         "value/mean": values,
     }
+    if distribution.std is not None:
+        terms["policy/std"] = distribution.std(outputs)
     metrics = dict(zip(terms, collectives.local_sums([weights * x for x in terms.values()])))
     policy, value, entropy = (metrics[name] for name in ("loss/policy", "loss/value", "policy/entropy"))
     total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
@@ -234,19 +245,21 @@ def make(
       ValueError: for an action space, torso, network or normalisation that does not fit the environment; while tracing,
         where `num_minibatches` does not divide what a shard holds.
     """
-    distribution = distributions.for_space(spec.action_space)
-    network = config.actor_critic("ppo", spec, network, separate=config.separate)
-    floats = [leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(spaces.zeros(spec.observation_space))]
-    if config.normalize_observations and not any(floats):
-        raise ValueError(
-            f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
-        )
+    network, distribution = config.policy_and_value("ppo", spec, network)
+    config.check_normalization(spec)
     if config.chunk_length and not network.recurrent:
         raise ValueError(
             f"chunk_length={config.chunk_length}: without a core, single transitions are shuffled; leave it out."
         )
     rule = config.make_optimizer(optimizer)
-    return _PPO(spec, config, network, rule, loss, distribution).bundle("ppo")
+    if config.target_kl is not None and "learning_rate" not in rule.uses:
+        raise ValueError(
+            f"target_kl={config.target_kl} sets the learning rate, and optimizer= has one of its own: give a function, "
+            "such as optimizer=lambda learning_rate: optax.adam(learning_rate)."
+        )
+    unused = ("reward_scale",) if config.normalize_rewards else ()
+    functions = _PPO(spec, config, network, rule, loss, distribution)
+    return functions.bundle("ppo", unused=unused, batch_loss=functions.batch_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -254,16 +267,14 @@ class _PPO(base.Functions):
     config: PPOConfig
     distribution: distributions.Distribution
 
-    def aux(self, params: ArrayTree) -> Normalizers:
-        observation_moments, return_moments = (), ()
-        if self.config.normalize_observations:
-            # Parts that are not normalised have () for moments.
-            example = spaces.zeros(self.spec.observation_space)
-            of_floats = lambda x: moments.initial(x.shape) if x.dtype == jnp.float32 else ()  # noqa: E731
-            observation_moments = jax.tree.map(of_floats, example)
-        if self.config.normalize_rewards:
-            return_moments = moments.initial(())
-        return Normalizers(observation_moments, return_moments)
+    def aux(self, params: ArrayTree) -> PPOAux:
+        return PPOAux(*self.config.initial_normalizers(self.spec))
+
+    def _begin(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        learner = super()._begin(params, hyper)
+        if self.config.target_kl is None:
+            return learner
+        return learner._replace(aux=learner.aux._replace(learning_rate=hyper["learning_rate"]))
 
     def actor_aux(self, learner: LearnerState, progress: jax.Array) -> tuple[ArrayTree, jax.Array]:
         return learner.aux.observation, learner.hyper["discount"]
@@ -276,7 +287,7 @@ class _PPO(base.Functions):
         self, actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
         observation_moments, discount = actor.aux
-        timestep = self._preprocess(timestep, observation_moments)
+        timestep = self.config.preprocess(timestep, observation_moments)
         outputs, _, network_state = nets.step(self.network, actor.params, state.network, timestep)
         action, extras = self.distribution.act(outputs, key, evaluation)
         # The discounted return so far, by whose scale rewards are divided (Engstrom et al. 2020).
@@ -290,14 +301,7 @@ class _PPO(base.Functions):
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         config = self.config
-        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
-        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
-        normalizers = self._update_normalizers(learner.aux, trajectory)
-        trajectory = trajectory._replace(
-            timesteps=self._preprocess(trajectory.timesteps, learner.aux.observation),
-            actor_state=trajectory.actor_state.network,
-        )
-        samples = self._samples(learner, trajectory, normalizers.returns)
+        samples, normalizers = self._samples(learner, trajectory)
 
         # K epochs of minibatches (algorithm 1). The advantages of all minibatches, [epochs * minibatches, T, n], are
         # normalised before the loop, by one sum over shards instead of one a minibatch.
@@ -312,60 +316,60 @@ class _PPO(base.Functions):
             advantage, weight = weights
             return minibatches.take(samples, units)._replace(advantage=advantage, weight=weight)
 
-        def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
-            total, metrics = self.loss(outputs, values, batch, self.distribution, learner.hyper, config)
-            return total, (metrics, ())
-
+        # An adapted rate goes on where the last rollout left it.
+        rate = self.learning_rate(learner, progress) if config.target_kl is None else learner.aux.learning_rate
         learner, metrics = minibatches.run(
-            loss,
+            functools.partial(self._loss_of_units, learner.hyper, progress),
             learner,
             minibatch,
             order,
             (weighted.advantage, weighted.weight),
             optimizer=self.optimizer,
-            learning_rate=self.learning_rate(learner, progress),
+            learning_rate=rate,
             observation=samples.inputs.observation,
             num_rows=samples.value.shape[0],
             split=minibatches.split,
+            target_kl=config.target_kl,
         )
-        return learner._replace(aux=normalizers), metrics
+        rate = () if config.target_kl is None else metrics["grad/learning_rate"]
+        return learner._replace(aux=PPOAux(*normalizers, rate)), metrics
 
-    def _preprocess(self, timesteps: TimeStep, observation_moments: ArrayTree) -> TimeStep:
-        """Clips rewards and normalises observations, as the config says."""
-        if self.config.clip_rewards:
-            timesteps = timesteps._replace(reward=jnp.clip(timesteps.reward, -1.0, 1.0))
-        if self.config.normalize_observations:
-            normalize = lambda m, x: moments.normalize(x, m) if m else x  # noqa: E731
-            observation = _map_moments(normalize, observation_moments, timesteps.observation)
-            timesteps = timesteps._replace(observation=observation)
-        return timesteps
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        # All units are one minibatch; advantages and targets are constants, as they are while parameters move.
+        samples, _ = self._samples(learner._replace(params=lax.stop_gradient(learner.params)), trajectory)
+        samples = normalize_minibatch(samples, self.config)
+        total, (metrics, _) = self._loss_of_units(learner.hyper, progress, params, samples)
+        return total, metrics
 
-    def _update_normalizers(self, normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
-        timesteps = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
-        observation, discounted_return = normalizers
-        if self.config.normalize_observations:
-            # Where two rows in succession are `first`, the earlier one is a filler: its lane waited for an environment.
-            valid = (~(timesteps.first & trajectory.timesteps.first[1:])).astype(jnp.float32)
-            merge = lambda m, x: moments.merge(m, x, valid) if m else m  # noqa: E731
-            observation = _map_moments(merge, observation, timesteps.observation)
-        if self.config.normalize_rewards:
-            valid = 1.0 - timesteps.first.astype(jnp.float32)  # a first row has no reward
-            discounted_return = moments.merge(discounted_return, trajectory.extras["discounted_return"], valid)
-        return Normalizers(observation, discounted_return)
+    def _loss_of_units(
+        self, hyper: Mapping[str, jax.Array], progress: jax.Array, params: ArrayTree, batch: Samples
+    ) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+        hyper = dict(hyper)
+        if self.config.clip_epsilon_decay:
+            hyper["clip_epsilon"] = hyper["clip_epsilon"] * (1.0 - progress)
+        outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
+        total, metrics = self.loss(outputs, values, batch, self.distribution, hyper, self.config)
+        return total, (metrics, ())
 
-    def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
+    def _samples(self, learner: LearnerState, trajectory: Trajectory) -> tuple[Samples, Normalizers]:
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
+        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
+        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
+        normalizers = self.config.update_normalizers(Normalizers(*learner.aux[:2]), trajectory)
+        timesteps = self.config.preprocess(trajectory.timesteps, learner.aux.observation)
+        trajectory = trajectory._replace(timesteps=timesteps, actor_state=trajectory.actor_state.network)
         # Acting records no values: they are computed here for all T + 1 rows, with the bootstrap value in row T.
         inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
         apply, step = functools.partial(self.network.apply, learner.params), returns.transitions(trajectory)
         chunk_length = (self.config.chunk_length if self.network.recurrent else None) or step.mask.shape[0]
         values, core = minibatches.unroll(apply, inputs, core, chunk_length)
         # Advantages by GAE (equations 11 and 12), and the value's targets.
-        step = step._replace(discount=learner.hyper["discount"] * step.discount)
-        if self.config.normalize_rewards:
-            scale = lax.rsqrt(return_moments.variance + 1e-8)
-            step = step._replace(reward=jnp.clip(step.reward * scale, -10.0, 10.0))
+        step = step._replace(
+            reward=self.config.scale_rewards(step.reward, normalizers.returns, learner.hyper),
+            discount=learner.hyper["discount"] * step.discount,
+        )
         advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
         samples = Samples(
             inputs=jax.tree.map(lambda x: x[:-1], inputs),
@@ -379,10 +383,7 @@ class _PPO(base.Functions):
         )
         # A unit is a lane where the network is recurrent, or a chunk of one, else a transition.
         if self.network.recurrent:
-            return minibatches.cut(samples, chunk_length)
-        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
-
-
-def _map_moments(function: Callable[..., Any], running: ArrayTree, *trees: ArrayTree) -> ArrayTree:
-    """`function(moments, *leaves)` of every part of an observation; moments are () of parts without any."""
-    return jax.tree.map(function, running, *trees, is_leaf=lambda m: isinstance(m, tuple))
+            samples = minibatches.cut(samples, chunk_length)
+        else:
+            samples = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
+        return samples, normalizers

@@ -43,16 +43,15 @@ from jax import lax
 from podracer import configs, distributions, nets, returns, trajectories
 from podracer.agents import base
 from podracer.learning import bins, delayed, update, value_distributions
-from podracer.learning.normalizers import Normalizers, NormalizersConfig, Statistics
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
-from podracer.nets.critics_config import CriticsConfig
+from podracer.learning.sampled_statistics import SampledStatisticsConfig
 from podracer.topology import collectives
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
-class SACConfig(CriticsConfig, NormalizersConfig, OptimizerConfig):
+class SACConfig(nets.CriticsConfig, SampledStatisticsConfig, OptimizerConfig):
     """The settings, beside those that are inherited; defaults are Haarnoja et al. 2018b's, unless they say else.
 
     Attributes:
@@ -152,13 +151,13 @@ def make(
     base.check_bounded(spec, "sac")
     units = distributions.unit_box(spec.action_space)  # type: ignore[arg-type]
     network = config.actor_critic("sac", spec, network, units.size)
+    config.check_observations(spec)
     values = value_distributions.make(
         config.values, max_error=math.inf, num_bins=config.num_bins, max_value=config.max_value or math.inf
     )
     # The critics are stacked: one tree of arrays with a leading axis.
     rules = [config.make_optimizer(optimizer, factors=("policy_rate", "alpha_rate"), stacked=x) for x in (False, True)]
-    normalizers = config.normalizers(spec, config.max_value)
-    functions = _SAC(spec, config, network, rules[0], loss, rules[1], units, values, normalizers)
+    functions = _SAC(spec, config, network, rules[0], loss, rules[1], units, values)
     replay = ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
@@ -189,7 +188,6 @@ class _SAC(base.Functions):
     critic_optimizer: update.Optimizer
     units: distributions.UnitBox
     values: value_distributions.ValueDistribution
-    normalizers: Normalizers
 
     @property
     def gaussian(self) -> bool:
@@ -202,7 +200,7 @@ class _SAC(base.Functions):
         if self.gaussian:
             params["log_alpha"] = jnp.float32(math.log(self.config.alpha_init))
         opt_state = {name: self._optimizer(name).init(tree, hyper) for name, tree in params.items()}
-        aux = jax.tree.map(jnp.copy, targets) | {"statistics": self.normalizers.initial(self.spec)}
+        aux = jax.tree.map(jnp.copy, targets) | {"statistics": self.config.initial_statistics(self.spec)}
         return LearnerState(params, opt_state, dict(hyper), jnp.int32(0), aux)
 
     def _optimizer(self, name: str) -> update.Optimizer:
@@ -213,7 +211,7 @@ class _SAC(base.Functions):
 
     def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
         discount = learner.hyper["discount"] if self.config.normalize_rewards else ()
-        aux = Statistics(learner.aux["statistics"].observation), discount
+        aux = learner.aux["statistics"].observation, discount
         return ActorParams(learner.params["policy"], learner.num_updates, aux)
 
     def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
@@ -227,8 +225,8 @@ class _SAC(base.Functions):
     def act(
         self, actor: ActorParams, state: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, Memory]:
-        config, (statistics, discount) = self.config, actor.aux
-        row = self.normalizers.observed(statistics, timestep)
+        config, (observation_moments, discount) = self.config, actor.aux
+        row = config.with_normalized_observations(timestep, observation_moments)
         outputs, _, network = nets.step(self.network.policy, actor.params, state.network, row)
         state = state._replace(network=network)
         if evaluation:
@@ -265,7 +263,7 @@ class _SAC(base.Functions):
         n = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(n))
         # All networks of this update normalise by statistics that have its samples.
-        statistics, batch = self.normalizers.sampled(learner.aux["statistics"], batch)
+        statistics, batch = self.config.normalize_samples(learner.aux["statistics"], batch, self.config.max_value)
         learner = learner._replace(aux=learner.aux | {"statistics": statistics})
         # Noise of a' and of a, for every sample before they are divided into chunks.
         noise = jax.random.normal(key, (2, n, self.units.size))

@@ -9,6 +9,8 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
     then means the same for every batch size. The learning rate is larger because small networks and many lanes like it.
 *   A two-layer MLP where observations are not images.
 *   The behaviour policy is stored as the log-probability of the action taken, which is all that V-trace needs.
+
+PopArt (`popart`; Hessel et al. 2018) came after the paper and is off by default: see `podracer.learning.popart`.
 """
 
 from __future__ import annotations
@@ -22,11 +24,22 @@ from jax import lax
 
 from podracer import configs, distributions, nets, returns
 from podracer.agents import base
-from podracer.learning import update
+from podracer.learning import popart, update
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import ActorParams, Agent, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep, Trajectory
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    ReplaySpec,
+    TimeStep,
+    Trajectory,
+    task_of,
+)
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
 RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
@@ -64,6 +77,9 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       replay_fraction: of every batch that is drawn from a replay, 0 for none (paper: 0.5 in section 5.2.2).
       replay_capacity: rows that are kept at least, over all devices; the oldest go first (paper: 10,000 trajectories of
         T rows).
+      popart: whether values are learnt in units of each task's targets, by a value head for each task (Hessel et al.
+        2018; `podracer.learning.popart`). Rewards are then not transformed. It may cost another pass forward.
+      popart_step_size: beta of its statistics (Hessel et al. 2018: 3e-4).
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
     """
 
@@ -86,6 +102,16 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
     reward_transform: RewardTransform = "none"
     replay_fraction: float = configs.field(0.0, low=0.0, high=0.5)
     replay_capacity: int = configs.field(200_000, low=1)
+    popart: bool = False
+    popart_step_size: float = configs.field(3e-4, low=0.0, high=0.5)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.popart and self.reward_transform != "none":
+            raise ValueError(
+                f"popart=True learns the scale of rewards, which reward_transform={self.reward_transform!r} hides; use "
+                "reward_transform='none'."
+            )
 
     @classmethod
     def atari(cls, **overrides) -> VTraceConfig:
@@ -117,6 +143,36 @@ def transform_reward(reward: jax.Array, name: RewardTransform) -> jax.Array:
     return reward
 
 
+def importance_ratios(
+    outputs: jax.Array, trajectory: Trajectory, distribution: distributions.Distribution
+) -> tuple[jax.Array, jax.Array]:
+    """The learner's log-probabilities of the actions, and their ratios to the actor's without a gradient, [T, B]."""
+    # Importance ratios of the learner's policy pi to the actor's mu (section 4.1).
+    samples = trajectory.extras.get("sample", trajectory.actions)
+    log_probs = distribution.log_prob(outputs[:-1], samples)
+    return log_probs, jnp.exp(lax.stop_gradient(log_probs) - trajectory.extras["log_prob"])
+
+
+def corrected_returns(
+    values: jax.Array,
+    step: returns.Transitions,
+    ratios: jax.Array,
+    hyper: dict[str, jax.Array],
+    config: VTraceConfig,
+) -> returns.VTraceReturns:
+    """`returns.vtrace` by the settings, on-policy where `correction` is another; arguments as there."""
+    corrected = config.correction == "vtrace"
+    return returns.vtrace(
+        values,
+        step,
+        ratios if corrected else jnp.ones_like(ratios),
+        lambda_=hyper["trace_lambda"],
+        rho_bar=hyper["rho_bar"] if corrected else 1.0,
+        c_bar=hyper["c_bar"] if corrected else 1.0,
+        rho_bar_pg=hyper["rho_bar_pg"] if corrected else 1.0,
+    )
+
+
 def loss(
     outputs: jax.Array,
     values: jax.Array,
@@ -142,23 +198,10 @@ def loss(
     """
     step = returns.transitions(trajectory)
     step = step._replace(discount=hyper["discount"] * step.discount)
-
-    # Importance ratios of the learner's policy pi to the actor's mu (section 4.1).
-    samples = trajectory.extras.get("sample", trajectory.actions)
-    log_probs = distribution.log_prob(outputs[:-1], samples)
-    ratios = jnp.exp(lax.stop_gradient(log_probs) - trajectory.extras["log_prob"])
+    log_probs, ratios = importance_ratios(outputs, trajectory, distribution)
 
     # V-trace targets v_s (equation 1) and advantages r_s + gamma v_{s+1} - V(x_s) (section 4.2).
-    corrected = config.correction == "vtrace"
-    corrections = returns.vtrace(
-        lax.stop_gradient(values),
-        step,
-        ratios if corrected else jnp.ones_like(ratios),
-        lambda_=hyper["trace_lambda"],
-        rho_bar=hyper["rho_bar"] if corrected else 1.0,
-        c_bar=hyper["c_bar"] if corrected else 1.0,
-        rho_bar_pg=hyper["rho_bar_pg"] if corrected else 1.0,
-    )
+    corrections = corrected_returns(lax.stop_gradient(values), step, ratios, hyper, config)
 
     # The other corrections of table 2.
     advantages = corrections.advantages
@@ -197,7 +240,13 @@ def make(
       ValueError: for an action space, torso or network that does not fit the environment.
     """
     distribution = distributions.for_space(spec.action_space)
-    network = config.actor_critic("vtrace", spec, network)
+    if config.popart and network is not None:
+        raise ValueError(
+            "popart=True moves the weights of the value head, which it cannot find in a network of your own; leave "
+            "network out, or use popart=False."
+        )
+    num_values = max(1, len(spec.tasks)) if config.popart else None
+    network = config.actor_critic("vtrace", spec, network, num_values=num_values)
     rule = config.make_optimizer(optimizer, decay=config.rmsprop_decay, momentum=config.momentum)
     replay = ReplaySpec(
         capacity=-(-config.replay_capacity // config.rollout_length),
@@ -206,13 +255,17 @@ def make(
         **nets.frame_context(config.frame_stack),
     )
     functions = _VTrace(spec, config, network, rule, loss, distribution)
-    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
+    replays = replay if config.replay_fraction else None
+    return functions.bundle("vtrace", replay=replays, batch_loss=functions.batch_loss)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _VTrace(base.Functions):
     config: VTraceConfig
     distribution: distributions.Distribution
+
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return popart.initial(max(1, len(self.spec.tasks))) if self.config.popart else ()
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
@@ -225,21 +278,66 @@ class _VTrace(base.Functions):
     def learn(
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
+        of_values: Metrics = {}
+        if self.config.popart:
+            learner, of_values = self._follow_targets(learner, trajectory)
+        loss, trajectory = self._loss_of_lanes(learner, trajectory)
+        # One gradient step a batch.
+        rate = self.learning_rate(learner, progress)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
+        return learner, metrics | of_values | update.rate_metric(rate)
+
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        loss, trajectory = self._loss_of_lanes(learner, trajectory)
+        total, (metrics, _) = loss(params, trajectory)
+        return total, metrics
+
+    def _loss_of_lanes(self, learner: LearnerState, trajectory: Trajectory) -> tuple[update.Loss, Trajectory]:
+        """The loss of some lanes of a trajectory, and the trajectory as it takes it."""
         trajectory = trajectory._replace(timesteps=self._with_rewards(trajectory.timesteps))
         count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
 
-        def loss(params: Any, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+        def loss(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             # pi and V of all rows, by the parameters that are learnt.
             outputs, values = nets.unroll(self.network, params, trajectory)
+            if self.config.popart:
+                values, trajectory = self._in_units_of_targets(values, trajectory, learner)
             total, metrics = self.loss(
                 outputs, values, trajectory, self.distribution, learner.hyper, self.config, count
             )
             return total, (metrics, ())
 
-        # One gradient step a batch.
-        rate = self.learning_rate(learner, progress)
-        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
-        return learner, metrics | update.rate_metric(rate)
+        return loss, trajectory
+
+    def _follow_targets(self, learner: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, Metrics]:
+        """PopArt before the gradient step: statistics of this batch too, and the head of the same values.
+
+        Returns:
+          The learner with them, and the metric of V, which the loss does not see.
+        """
+        outputs, normalized = nets.unroll(self.network, learner.params, trajectory)
+        task = task_of(trajectory.lane, len(self.spec.tasks))
+        values = popart.unnormalize(popart.select(normalized, task), learner.aux, task)
+        step = returns.transitions(trajectory)
+        mean = collectives.global_mean(values[:-1], step.mask)
+        step = step._replace(discount=learner.hyper["discount"] * step.discount)
+        _, ratios = importance_ratios(outputs, trajectory, self.distribution)
+        targets = corrected_returns(values, step, ratios, learner.hyper, self.config).targets
+        statistics = popart.update(learner.aux, targets, step.mask, task, self.config.popart_step_size)
+        head = popart.preserve(nets.value_head(learner.params), learner.aux, statistics)
+        learner = learner._replace(params=nets.with_value_head(learner.params, head), aux=statistics)
+        return learner, {"value/mean": mean}
+
+    def _in_units_of_targets(
+        self, outputs: jax.Array, trajectory: Trajectory, learner: LearnerState
+    ) -> tuple[jax.Array, Trajectory]:
+        """The values n of each lane's task, and rewards in their units: the loss is then that of (G - mu) / sigma."""
+        task, rows = task_of(trajectory.lane, len(self.spec.tasks)), trajectory.timesteps
+        discount = learner.hyper["discount"] * rows.discount
+        reward = popart.normalize_rewards(rows.reward, discount, learner.aux, task)
+        return popart.select(outputs, task), trajectory._replace(timesteps=rows._replace(reward=reward))
 
     def _with_rewards(self, timesteps: TimeStep) -> TimeStep:
         return timesteps._replace(reward=transform_reward(timesteps.reward, self.config.reward_transform))

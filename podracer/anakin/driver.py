@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from podracer import spaces, topology
 from podracer.anakin import program, random_play, runner
-from podracer.learning.learner import final_draws, require_room
+from podracer.learning.learner import final_draws, require_room, require_room_for_all
+from podracer.population import evolution
+from podracer.population.config import PBT
+from podracer.population.evolution import Lineage
 from podracer.run.driver import RunHooks, RunState, require_memory
-from podracer.topology import Topology
+from podracer.topology import Topology, executables
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
@@ -37,14 +41,20 @@ class Anakin:
         hyper: dict[str, np.ndarray],
         lockstep: bool = False,
         final_updates: int = 0,
+        pbt: PBT | None = None,
     ):
         self._rows_per_update = layout.num_envs * agent.config.rollout_length
         self._layout, self._seeds, self._hyper, self._spec = layout, seeds, hyper, environment.spec
         self._environment = environment
         self.program = program.make(
-            agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool, lockstep)
+            agent,
+            environment,
+            layout,
+            program.Settings(agent.config.rollout_length, reset_pool, lockstep, evolves=pbt is not None),
         )
+        self._pbt, self._limits = pbt, evolution.limits_of(agent.config, pbt.hyper) if pbt else {}
         self._final_draws = final_draws(agent, final_updates)
+        self._compiling: runner.Compiling | None = None
         self._compiled: runner.Compiled | None = None
 
     @property
@@ -63,21 +73,29 @@ class Anakin:
         return self._rows_per_update * self._layout.population // self._layout.num_devices
 
     def check(self) -> None:
+        if (stored := executables.current()) and stored.has("step"):
+            return  # as it was before that was stored
         like = self.program.like()
         require_room(like.replay_state, self.devices, memory=like.actors.agent)
+        if self._pbt:
+            require_room_for_all((like.learner.params, like.learner.opt_state), self.devices)
         jax.eval_shape(self.program.step, like, self.program.like_limits())
         if self._final_draws and self.program.finish:
             jax.eval_shape(self.program.finish, like, self.program.like_limits())
 
+    def prepare(self) -> None:
+        self._compiling = runner.start_step(self.program, None, bool(self._final_draws))
+
     def init(self) -> RunState:
-        hyper = {name: jnp.asarray(value) for name, value in self._hyper.items()}
-        return self.program.init(jnp.asarray(self._seeds), hyper)
+        # As arrays of NumPy: to make others takes a program for each.
+        return self.program.init(self._seeds, self._hyper)  # type: ignore[arg-type]
 
     def like(self) -> RunState:
         return self.program.like()
 
     def compile(self, state: RunState) -> float:
-        self._compiled = runner.compile_step(self.program, state, bool(self._final_draws))
+        compiling = self._compiling or runner.start_step(self.program, state, bool(self._final_draws))
+        self._compiled = compiling.result()
         require_memory(self._compiled.memory, self.devices[0])
         return self._compiled.seconds
 
@@ -101,7 +119,22 @@ class Anakin:
             culprit=self._culprit,
             final_draws=self._final_draws,
             processes=processes,
+            tasks=self._spec.tasks,
         )
+
+    def evolve(self, state: RunState) -> tuple[RunState, Lineage]:
+        """Ends a generation of population based training; `state` is consumed, and the record whole on every device."""
+        # Of the replay nothing changes.
+        new, lineage = self._evolve(state._replace(replay_state=()), int(self._seeds[0]))  # type: ignore[arg-type]
+        return new._replace(replay_state=state.replay_state), lineage
+
+    @functools.cached_property
+    def _evolve(self) -> Callable[[RunState, int], tuple[RunState, Lineage]]:
+        assert self._pbt is not None
+        like = self.program.like()._replace(replay_state=())  # type: ignore[arg-type]
+        shardings = jax.tree.map(lambda x: x.sharding, like), self._layout.sharding()
+        function = functools.partial(evolution.evolve, self._pbt, self._limits)
+        return jax.jit(function, donate_argnums=0, out_shardings=shardings)
 
     def _culprit(self, episodes: EpisodeStats, state: RunState) -> str:
         """Names the numbers of the environment that are not finite, in words; "" for none.

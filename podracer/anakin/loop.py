@@ -19,7 +19,7 @@ from podracer.learning.learner import ReplayState
 from podracer.learning.replay_steps import Counts, add_metrics
 from podracer.run.driver import RunState
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, collectives
-from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory
 
 
 class Member(NamedTuple):
@@ -40,13 +40,19 @@ class Member(NamedTuple):
         return RunState(self.learner, self.actors, self.env_steps, ReplayState(counts, self.ring))
 
 
+ShardResults = tuple[
+    tuple[Actors, ArrayTree, Trajectory | tuple[()]], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]
+]
+"""The results of an `UpdateShardFn`."""
+
+
 class UpdateShardFn(Protocol):
     """Does an iteration of the loop for one shard."""
 
     def __call__(
         self, state: LearnerState, actors: Actors, ring: ArrayTree, counts: Counts, progress: jax.Array, /
-    ) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
-        """Returns the actors and the ring of this shard, and results that all shards share.
+    ) -> ShardResults:
+        """Returns the actors, the ring and the trajectory (or ()) of this shard, and results that all shards share.
 
         The latter are the learner's state, counts, metrics, episodes and the number of transitions.
         """
@@ -84,7 +90,10 @@ def run(
 
     def body(carry: Any) -> Any:
         state, report, _ = carry
+        evolution = state.evolution
         state, metrics, episodes = update(state)
+        if evolution:
+            state = state._replace(evolution=evolution.add(episodes))
         # Sums over updates; the host divides them.
         finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
         add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
@@ -130,33 +139,42 @@ def _empty_report(state: RunState, metrics: Metrics, episodes: EpisodeStats, lim
     )
 
 
+def update_member(
+    update_shard: UpdateShardFn, member: Member, counts: Counts, progress: jax.Array
+) -> tuple[Member, Counts, Metrics, EpisodeStats, Trajectory | tuple[()]]:
+    """Does one iteration for the shards of a member on one device, actors [S / devices, ...].
+
+    Returns:
+      The member and the counts after it, metrics, episodes, and the trajectories [S / devices, T, B, ...].
+    """
+
+    def update(actors: Actors, ring: ArrayTree) -> ShardResults:
+        return update_shard(member.learner, actors, ring, counts, progress)
+
+    # Learning reduces its results over shards, so they have no shard axis: out_axes=None refuses anything else.
+    (actors, ring, trajectory), (state, counts, metrics, episodes, transitions) = jax.vmap(
+        update, axis_name="shard", out_axes=(0, None)
+    )(member.actors, member.ring)
+    return Member(state, actors, member.env_steps.add(transitions), ring), counts, metrics, episodes, trajectory
+
+
 def _update_members(update_shard: UpdateShardFn, limits: Limits) -> UpdateFn:
     """Makes one iteration for all members and shards of a device."""
 
-    def update_member(member: Member, counts: Counts) -> tuple[Member, Counts, Metrics, EpisodeStats]:
+    def update_one(member: Member, counts: Counts) -> tuple[Member, Counts, Metrics, EpisodeStats]:
         # The share of the run that is done, for schedules.
         progress = jnp.minimum(member.env_steps.to_float() / limits.total_steps.to_float(), 1.0)
-
-        def update(actors: Actors, ring: ArrayTree) -> Any:
-            return update_shard(member.learner, actors, ring, counts, progress)
-
-        # Learning reduces its results over shards, so they have no shard axis: out_axes=None refuses anything else.
-        (actors, ring), (state, new_counts, metrics, episodes, transitions) = jax.vmap(
-            update, axis_name="shard", out_axes=(0, None)
-        )(member.actors, member.ring)
-        return Member(state, actors, member.env_steps.add(transitions), ring), new_counts, metrics, episodes
+        return update_member(update_shard, member, counts, progress)[:-1]
 
     def update(state: RunState) -> tuple[RunState, Metrics, EpisodeStats]:
         member, counts = Member.from_state(state), state.replay_state.counts
         if jax.tree.leaves(state.env_steps)[0].shape[0] == 1:
             # A batch dimension of one costs a transposed layout here and there; a single run does without.
-            member, counts, *numbers = update_member(jax.tree.map(lambda x: x[0], member), counts)
+            member, counts, *numbers = update_one(jax.tree.map(lambda x: x[0], member), counts)
             member, numbers = jax.tree.map(lambda x: x[None], (member, numbers))
         else:
             # All members have the same counts, so all take the same branches.
-            member, counts, *numbers = jax.vmap(update_member, in_axes=(0, None), out_axes=(0, None, 0, 0))(
-                member, counts
-            )
+            member, counts, *numbers = jax.vmap(update_one, in_axes=(0, None), out_axes=(0, None, 0, 0))(member, counts)
         return member.to_state(counts), *numbers  # type: ignore[return-value]
 
     return update
@@ -177,17 +195,31 @@ class ShardUpdates(NamedTuple):
     settings: Settings
     learning: learner.Learner
 
-    def update(
-        self, state: LearnerState, actors: Actors, ring: ArrayTree, counts: Counts, progress: jax.Array
-    ) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
-        """Acts for T steps and learns."""
+    def act(
+        self, state: LearnerState, actors: Actors, progress: jax.Array
+    ) -> tuple[Actors, Trajectory, EpisodeStats, jax.Array, jax.Array]:
+        """Acts for T steps.
+
+        Returns:
+          The actors with a new key, the trajectory, the episodes and the number of transitions of this shard, and a key
+          to learn with.
+        """
         # All keys of an update at once: on CPU every split is a loop of its own, whatever its size.
         keys = jax.random.split(actors.key, 4 + self.settings.rollout_length)
         key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]
-        # Act: T steps of every lane.
         actors, trajectory, episodes = rollout(
             self.agent, self.environment, self.settings, state, actors, progress, rollout_keys
         )
+        # A transition into a `first` row is a reset, not a step.
+        transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
+        return actors._replace(key=key), trajectory, episodes, transitions, learn_key
+
+    def update(
+        self, state: LearnerState, actors: Actors, ring: ArrayTree, counts: Counts, progress: jax.Array
+    ) -> ShardResults:
+        """Acts for T steps and learns."""
+        # Act: T steps of every lane.
+        actors, trajectory, episodes, transitions, learn_key = self.act(state, actors, progress)
         if self.settings.lockstep:
             # As where actors and learners run side by side: learning from earlier rollouts, then adding the newest.
             state, counts, ring, metrics = self._run_pending(
@@ -199,14 +231,12 @@ class ShardUpdates(NamedTuple):
         else:
             # Learn from the rollout at once, or add it to the replay and do the updates that are due.
             state, counts, ring, metrics = self.learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
-        # A transition into a `first` row is a reset, not a step.
-        transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
         sums = collectives.global_sum((episodes, transitions))
-        return (actors._replace(key=key), ring), (state, counts, metrics, *sums)
+        return (actors, ring, trajectory), (state, counts, metrics, *sums)
 
     def finish(
         self, state: LearnerState, actors: Actors, ring: ArrayTree, counts: Counts, progress: jax.Array
-    ) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
+    ) -> ShardResults:
         """Does one draw of pending updates without acting."""
         keys = jax.random.split(actors.key, 2 + self.settings.rollout_length)
         # No episodes, in the shapes that a rollout gives.
@@ -214,7 +244,7 @@ class ShardUpdates(NamedTuple):
         episodes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(act))
         key = jax.random.fold_in(actors.key, 0)  # updates fold their own number into it
         state, counts, ring, metrics = self._run_pending(state, counts, ring, 1, progress, key)
-        return (actors, ring), (state, counts, metrics, episodes, jnp.int32(0))
+        return (actors, ring, ()), (state, counts, metrics, episodes, jnp.int32(0))
 
     def _run_pending(self, *arguments: Any) -> tuple[LearnerState, Counts, ArrayTree, Metrics]:
         assert self.learning.steps is not None

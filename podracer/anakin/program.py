@@ -26,15 +26,16 @@ from jax.sharding import PartitionSpec
 from podracer import spaces, topology
 from podracer.anakin.call import Limits, Report
 from podracer.anakin.loop import Member, ShardUpdates, UnfinishedFn, UpdateShardFn, run
-from podracer.anakin.rollout import Actors, Settings, rollout
-from podracer.environments import autoreset
+from podracer.anakin.pure_update import init_member
+from podracer.anakin.rollout import Settings, rollout
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
 from podracer.learning.replay_steps import Counts
-from podracer.run.driver import RunState, run_keys
-from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
-from podracer.types import Agent, ArrayTree, Environment, LearnerState, Trajectory
+from podracer.population.evolution import Evolution
+from podracer.run.driver import RunState
+from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, ahead
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, Trajectory
 
 
 class StepFn(Protocol):
@@ -88,13 +89,14 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=layout.num_shards)
     if settings.lockstep and not learning.defers_updates:
         raise ValueError(f"mode='lockstep': {agent.name} has no updates that could wait in Anakin; use mode='async'.")
+    searches = hasattr(agent.config, "simulations")
     shard = ShardUpdates(agent, environment, settings, learning)
     states = _States(agent, environment, layout, settings, learning)
     return Program(
         states.init,
         states.like,
-        _on_mesh(layout, shard.update, _until_steps),
-        _on_mesh(layout, shard.finish, _until_nothing_pending) if learning.defers_updates else None,
+        _on_mesh(layout, shard.update, _until_steps, searches),
+        _on_mesh(layout, shard.finish, _until_nothing_pending, searches) if learning.defers_updates else None,
         functools.partial(_limits, layout),
         functools.partial(_like_limits, layout),
     )
@@ -108,7 +110,7 @@ def _until_nothing_pending(report: Report, counts: Counts, limits: Limits) -> ja
     return jnp.broadcast_to(counts.pending_updates > 0, report.finite.shape)
 
 
-def _on_mesh(layout: Topology, update_shard: UpdateShardFn, unfinished: UnfinishedFn) -> StepFn:
+def _on_mesh(layout: Topology, update_shard: UpdateShardFn, unfinished: UnfinishedFn, searches: bool) -> StepFn:
     """Makes a jitted loop over updates on the devices of a mesh (see `podracer.anakin.loop.run`)."""
     replicated: Any = PartitionSpec()
     votes: Any = PartitionSpec(POPULATION_AXIS, DATA_AXIS)
@@ -126,7 +128,8 @@ def _on_mesh(layout: Topology, update_shard: UpdateShardFn, unfinished: Unfinish
         # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=0, compiler_options=topology.compiler_options(layout.platform))  # type: ignore[return-value]
+    options = topology.compiler_options(layout.platform, searches)
+    return jax.jit(mapped, donate_argnums=0, compiler_options=options)  # type: ignore[return-value]
 
 
 def _limits(layout: Topology, until: int, total_steps: int, max_updates: int) -> Limits:
@@ -174,23 +177,35 @@ class _States:
             check_vma=False,
         )
         self._init_without_ring = jax.jit(mapped, compiler_options=topology.quick_to_compile(layout.platform))
+        self._make_state = ahead.Program("init", self._init_without_ring)
         self.like = functools.cache(self._like)  # because it traces a rollout
 
     def init(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """See `InitFn`."""
-        state, ring = self._init_without_ring(seeds, hyper), self.like().replay_state.ring
-        empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), ring)  # noqa: E731
+        state, like = self._make_state(seeds, hyper), self.like()
+        evolution = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.evolution)
+        ring: ArrayTree = ()
+        if self._agent.replay is not None:
+            ring = self._empty_ring(like.replay_state.ring)
+        return state._replace(replay_state=state.replay_state._replace(ring=ring), evolution=evolution)
+
+    def _empty_ring(self, like: ArrayTree) -> ArrayTree:
+        def empty() -> ArrayTree:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
         # Made with its sharding: a single device might not hold all of it.
         make_ring = jax.jit(empty, out_shardings=self._layout.sharding(POPULATION_AXIS, DATA_AXIS))
-        return state._replace(replay_state=state.replay_state._replace(ring=make_ring()))
+        return ahead.Program("ring", make_ring)()
 
     def _like(self) -> RunState:
         """Computes the shapes, dtypes and shardings of a state."""
         population = self._layout.population
-        hyper = {name: jnp.zeros(population) for name in self._agent.hyper}
-        state = jax.eval_shape(self._init_without_ring, jnp.zeros(population, jnp.int32), hyper)
+        hyper = {name: jax.ShapeDtypeStruct((population,), jnp.float32) for name in self._agent.hyper}
+        state = jax.eval_shape(self._init_without_ring, jax.ShapeDtypeStruct((population,), jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
         state = state._replace(replay_state=state.replay_state._replace(ring=self._rings(one)))
+        if self._settings.evolves:
+            state = state._replace(evolution=self._evolution(one))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             state,
@@ -199,10 +214,23 @@ class _States:
 
     def _rings(self, member: Member) -> ArrayTree:
         """Computes the shapes of all members' rings, from those of one member."""
-        rollout_of = lambda m: _trajectory(self._agent, self._environment, self._settings, m.learner, m.actors)  # noqa: E731
-        ring = jax.eval_shape(lambda m: self._learning.ring(rollout_of(m)), member)
+        if self._agent.replay is None:
+            return ()
+        ring = jax.eval_shape(lambda m: self._learning.ring(self._rollout(m)[0]), member)
         leading = self._layout.population, self._layout.num_shards
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), ring)
+
+    def _evolution(self, member: Member) -> Evolution:
+        """Computes the shapes of the statistics of all members, from those of one member."""
+        episodes = jax.eval_shape(lambda m: self._rollout(m)[1], member)
+        return jax.eval_shape(lambda: Evolution.start(episodes, self._layout.population))
+
+    def _rollout(self, member: Member) -> tuple[Trajectory, EpisodeStats]:
+        """Acts a rollout of the first shard, for its shapes."""
+        actors = jax.tree.map(lambda x: x[0], member.actors)
+        keys = jax.random.split(actors.key, 2 + self._settings.rollout_length)
+        parts = (self._agent, self._environment, self._settings, member.learner, actors)
+        return rollout(*parts, jnp.float32(0), keys)[1:]
 
     def _init_on_device(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """Makes a device's part of a state, without the ring: its own shards, and the learner that all devices make."""
@@ -215,16 +243,13 @@ class _States:
         return members.to_state(self._learning.counts())
 
     def _init_member(self, seed: jax.Array, hyper: dict[str, jax.Array], shards: jax.Array) -> Member:
-        learner_key, actor_key, _ = run_keys(seed)
-        state = self._agent.init(learner_key, hyper)
-        init_actors = functools.partial(_init_actors, self._agent, self._environment, self._layout, actor_key)
-        return Member(state, jax.vmap(init_actors)(shards), Counter.of(0), ())
+        return init_member(self._agent, self._environment, self._layout, seed, hyper, shards)
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
     """Calls `place(*axes)` with the mesh axes of every part of a state."""
     by_member, by_shard = place(POPULATION_AXIS), place(POPULATION_AXIS, DATA_AXIS)
-    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard))
+    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard), by_member)
 
 
 def _shardings(layout: Topology) -> RunState:
@@ -236,22 +261,4 @@ def _broadcast(prefix: RunState, state: RunState) -> RunState:
     broadcast = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
     counts, ring = (broadcast(s, part) for s, part in zip(prefix.replay_state[:2], state.replay_state))
     learner, actors, env_steps = (broadcast(s, part) for s, part in zip(prefix[:3], state[:3]))
-    return RunState(learner, actors, env_steps, ReplayState(counts, ring))
-
-
-def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: jax.Array, shard: jax.Array) -> Actors:
-    # Keys and lane ids belong to a shard, so that results do not depend on the number of devices.
-    B = layout.envs_per_shard
-    reset_key, key = jax.random.split(jax.random.fold_in(key, shard))
-    lane = shard * B + jnp.arange(B, dtype=jnp.int32)
-    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, B))
-    return Actors(lanes, agent.start(lane, layout.num_envs), lane, key)
-
-
-def _trajectory(
-    agent: Agent, environment: Environment, settings: Settings, state: LearnerState, actors: Actors
-) -> Trajectory:
-    """Acts a rollout of the first shard, for its shapes."""
-    actors = jax.tree.map(lambda x: x[0], actors)
-    keys = jax.random.split(actors.key, 2 + settings.rollout_length)
-    return rollout(agent, environment, settings, state, actors, jnp.float32(0), keys)[1]
+    return RunState(learner, actors, env_steps, ReplayState(counts, ring), broadcast(prefix[4], state[4]))

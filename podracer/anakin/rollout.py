@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import topology
-from podracer.environments import autoreset
+from podracer.environments import autoreset, tasks
 from podracer.trajectories import flat, shaped
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Trajectory
 
@@ -44,11 +44,13 @@ class Settings(NamedTuple):
         step; None does so too, but resets only lanes that are over where resets are costly, with equal results.
       lockstep: True learns from a rollout only after the next one is acted, as drivers do that act and learn side by
         side.
+      evolves: True adds up the episodes of each member for population based training.
     """
 
     rollout_length: int
     reset_pool: int | None = None
     lockstep: bool = False
+    evolves: bool = False
 
 
 def rollout(
@@ -72,7 +74,8 @@ def rollout(
       keys: [2 + T]; consumed.
 
     Returns:
-      The actors after T steps (with the same key), the trajectory [T, B], and sums over the episodes that ended.
+      The actors after T steps (with the same key), the trajectory [T, B], and sums over the episodes that ended, of
+      several tasks by task.
     """
     T, B = settings.rollout_length, actors.lane.shape[0]
     params = agent.actor_params(learner, progress)
@@ -99,14 +102,14 @@ def rollout(
         lanes = shaped_lanes(lanes)
         action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
         lanes = advance(lanes, action, env_keys, reset_input)
-        episodes = jax.tree.map(jnp.add, episodes, jax.vmap(autoreset.finished)(lanes))
+        episodes = jax.tree.map(jnp.add, episodes, autoreset.finished(lanes))
         lanes = flat_lanes(lanes)
         # Rows go straight into a buffer of T+1: stacking T rows and then prepending row 0 would copy all observations.
         rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
         return (lanes, memory, rows, episodes), (action, extras)
 
     # Sums per lane in the loop, and over lanes once after it: a reduction is a kernel of its own.
-    no_episodes = jax.tree.map(jnp.zeros_like, jax.eval_shape(jax.vmap(autoreset.finished), actors.lanes))
+    no_episodes = jax.tree.map(jnp.zeros_like, jax.eval_shape(autoreset.finished, actors.lanes))
     lanes = flat_lanes(actors.lanes)
     (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
         step,
@@ -120,7 +123,8 @@ def rollout(
     # All actions of a rollout come from one version of the parameters.
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
-    return Actors(lanes, memory, actors.lane, actors.key), trajectory, jax.tree.map(jnp.sum, episodes)
+    sums = tasks.summed(episodes, len(tasks.parts(environment)))
+    return Actors(lanes, memory, actors.lane, actors.key), trajectory, sums
 
 
 def _resets(
@@ -132,23 +136,53 @@ def _resets(
       A tree of [T, B, ...] to scan over, and a function that advances lanes [B] by one row:
       `(lanes, actions, keys, a row of the tree) -> lanes`.
     """
-    shape = (settings.rollout_length, num_lanes)
-
-    def with_states(make: Callable[[ArrayTree], Any]) -> Callable[..., autoreset.Lane]:
-        """Advances lanes where `make(row)` gives a state to each of them."""
-        step = jax.vmap(functools.partial(autoreset.step, environment))
-        return lambda lanes, actions, keys, row: step(lanes, actions, keys, make(row))
-
+    shape, parts = (settings.rollout_length, num_lanes), tasks.parts(environment)
+    K = len(parts)
     if settings.reset_pool:
         # A pool of initial states, drawn from with replacement: for environments whose reset is slow.
         pool_key, index_key = jax.random.split(key)
-        pool = jax.vmap(environment.reset)(jax.random.split(pool_key, settings.reset_pool))
+        keys = jax.random.split(pool_key, settings.reset_pool * K)
         index = jax.random.randint(index_key, shape, 0, settings.reset_pool)
-        return index, with_states(lambda i: jax.tree.map(lambda x: x[i], pool))
-    keys = jax.random.split(key, shape)
+        pools = [jax.vmap(one.reset)(tasks.of_task(keys, k, K)) for k, one in enumerate(parts)]
+        prepared = [
+            (tasks.of_task(index, k, K, axis=1), _with_states(one, functools.partial(_taken, pool)))
+            for k, (one, pool) in enumerate(zip(parts, pools))
+        ]
+    else:
+        keys = jax.random.split(key, shape)
+        prepared = [_made(one, settings, tasks.of_task(keys, k, K, axis=1)) for k, one in enumerate(parts)]
+    if K == 1:
+        return prepared[0]
+
+    def advance(lanes: autoreset.Lane, actions: ArrayTree, keys: jax.Array, rows: ArrayTree) -> autoreset.Lane:
+        advanced = []
+        for k, (_, of_one) in enumerate(prepared):
+            own = autoreset.lanes_of_task(lanes, k, K), tasks.of_task(actions, k, K), tasks.of_task(keys, k, K)
+            advanced.append(of_one(*own, rows[k]))
+        return autoreset.joined(advanced)
+
+    return tuple(inputs for inputs, _ in prepared), advance
+
+
+def _with_states(
+    environment: Environment, make: Callable[[ArrayTree], Any]
+) -> Callable[[autoreset.Lane, ArrayTree, jax.Array, ArrayTree], autoreset.Lane]:
+    """Advances lanes where `make(row)` gives a state to each of them."""
+    step = jax.vmap(functools.partial(autoreset.step, environment))
+    return lambda lanes, actions, keys, row: step(lanes, actions, keys, make(row))
+
+
+def _taken(pool: ArrayTree, index: jax.Array) -> ArrayTree:
+    return jax.tree.map(lambda x: x[index], pool)
+
+
+def _made(
+    environment: Environment, settings: Settings, keys: jax.Array
+) -> tuple[ArrayTree, Callable[[autoreset.Lane, ArrayTree, jax.Array, ArrayTree], autoreset.Lane]]:
+    """Prepares a new initial state for every lane and step, from keys [T, B]."""
     if settings.reset_pool is None and autoreset.resets_are_costly(environment):
         return keys, functools.partial(autoreset.step_lanes, environment)
-    if autoreset.state_bytes(jax.eval_shape(environment.reset, key)) <= SMALL_STATE_BYTES:
+    if autoreset.state_bytes(autoreset.state_shapes(environment)) <= SMALL_STATE_BYTES:
         # Small states are made ahead, in one large operation instead of T small ones.
-        return jax.vmap(jax.vmap(environment.reset))(keys), with_states(lambda state: state)
-    return keys, with_states(jax.vmap(environment.reset))
+        return jax.vmap(jax.vmap(environment.reset))(keys), _with_states(environment, lambda state: state)
+    return keys, _with_states(environment, jax.vmap(environment.reset))

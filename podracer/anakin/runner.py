@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from podracer import topology
 from podracer.anakin.call import SAVE, Limits, Report
-from podracer.anakin.program import Program
+from podracer.anakin.program import Program, StepFn
 from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import add_updates, means
 from podracer.run.driver import Progress, RunHooks, RunState, counter_values, episode_means, program_bytes
+from podracer.topology import ahead
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats
 
@@ -44,13 +46,39 @@ class Compiled:
     memory: int | None
 
 
+class Compiling(NamedTuple):
+    """A program's step, and its `finish` or None, that threads compile."""
+
+    step: ahead.Compiling
+    finish: ahead.Compiling | None
+
+    def result(self) -> Compiled:
+        """Waits for them; `seconds` are those of the one that took longer."""
+        step, finish = self.step.result(), self.finish.result() if self.finish else None
+        seconds = max(part.seconds for part in self if part)
+        return Compiled(step, finish, seconds, program_bytes(step))
+
+
+def start_step(program: Program, state: RunState | None = None, finish: bool = False) -> Compiling:
+    """Traces a program's step and begins to compile it.
+
+    Args:
+      program: the program.
+      state: for which; the shapes of the program's own if None.
+      finish: whether to compile its `finish`, too.
+    """
+
+    def started(name: str, function: StepFn) -> ahead.Compiling:
+        like = lambda: program.like() if state is None else state  # noqa: E731
+        return ahead.Compiling(name, lambda: function.lower(like(), program.like_limits()))
+
+    step = started("step", program.step)
+    return Compiling(step, started("finish", program.finish) if finish and program.finish else None)
+
+
 def compile_step(program: Program, state: RunState, finish: bool = False) -> Compiled:
     """Traces and compiles a program's step for a state, and its `finish` if asked for."""
-    start = time.perf_counter()
-    compiled = program.step.lower(state, program.like_limits()).compile()
-    finish_call = program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
-    seconds = time.perf_counter() - start
-    return Compiled(compiled, finish_call, seconds, program_bytes(compiled))
+    return start_step(program, state, finish).result()
 
 
 def run(
@@ -64,6 +92,7 @@ def run(
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
     final_draws: int = 0,
     processes: Processes = ALONE,
+    tasks: tuple[str, ...] = (),
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `hooks.should_stop()`.
 
@@ -80,6 +109,7 @@ def run(
       culprit: says what of the environment is not finite, where a metric is not.
       final_draws: draws of updates after the last step; those of a run that is resumed are in its state.
       processes: that share the run; told when this one waits for the others.
+      tasks: `EnvSpec.tasks`.
 
     Returns:
       The final state, and whether it is final (False if it was stopped).
@@ -87,15 +117,16 @@ def run(
     Raises:
       TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
     """
-    reader = _Reader(state, hooks.on_progress, culprit, processes)
+    reader = _Reader(state, hooks.on_progress, culprit, processes, tasks)
     per_call, pending = 1, None
 
     def vote(updates: int) -> int:
         return 0 if hooks.should_stop() else SAVE if hooks.should_save() else updates
 
-    def milestone(state: RunState) -> None:
-        hooks.on_milestone(state, reader.env_steps)
+    def milestone(state: RunState) -> RunState:
+        new = hooks.on_milestone(state, reader.env_steps)
         reader.restart_clock()
+        return state if new is None else new
 
     def finish(state: RunState) -> RunState:
         """Does the pending updates after the last step, until there are none or the run is stopped."""
@@ -105,14 +136,14 @@ def run(
             state, report = compiled.finish(state, limits(total_steps, total_steps, vote(per_call)))
             per_call = reader.read(report, state, per_call, max(1, final_draws // 100))
             if reader.saves:
-                milestone(state)
+                state = milestone(state)
         return state
 
     if final_draws and reader.env_steps >= total_steps and int(state.replay_state.counts.pending_updates):
         state = finish(state)
         if reader.stopped:
             return state, False
-        milestone(state)
+        state = milestone(state)
     while reader.env_steps < total_steps:
         target = hooks.next_milestone(reader.env_steps)
         while reader.env_steps < target and not (reader.stopped or reader.saves):
@@ -128,7 +159,7 @@ def run(
             if reader.stopped:
                 return state, False
         if reader.env_steps >= target or reader.saves:
-            milestone(state)
+            state = milestone(state)
             if processes.count == 1 and reader.env_steps < total_steps and hooks.should_stop():
                 return state, False  # a vote would wait for an evaluation that was left behind on the device
         elif reader.stopped:
@@ -145,8 +176,9 @@ class _Reader:
         on_progress: Callable[[Progress], None],
         culprit: Callable[[EpisodeStats, RunState], str],
         processes: Processes,
+        tasks: tuple[str, ...],
     ):
-        self._on_progress, self._culprit, self._processes = on_progress, culprit, processes
+        self._on_progress, self._culprit, self._processes, self._tasks = on_progress, culprit, processes, tasks
         with processes.collective():
             env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
             self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
@@ -180,7 +212,7 @@ class _Reader:
         if not np.any(report.finite):
             culprit = self._culprit(report.episodes, newest)
             raise TrainingDivergedError.of(metrics, self.env_steps, self._updates, culprit)
-        metrics |= episode_means(report.episodes)
+        metrics |= episode_means(report.episodes, self._tasks)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)
         return max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))

@@ -1,13 +1,14 @@
 """The commands of `podracer`: train, resume, launch, serve-envs, eval, elo, export, plot, envs, agents,
-bench and suite.
+bench, suite and sweep.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
-stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete. A process
-of a pod that ends because of another one gives 3.
+stopped by a closed terminal, Ctrl-C or SIGTERM gives 129, 130 or 143, as in shells, though it can be resumed: with 0 it
+is complete. A process of a pod that ends because of another one gives 3.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import signal
@@ -18,11 +19,10 @@ import jax
 
 import podracer
 from podracer import configs
-from podracer.cli import bench, elo, launch, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
 from podracer.errors import LOST
 from podracer.run.driver import memory_explained
-from podracer.system import console, own_code
+from podracer.system import console, own_code, spans
 
 USAGE = """podracer: reinforcement learning on the accelerator
 
@@ -36,6 +36,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer envs [PATTERN] | agents        what there is
   podracer bench anakin|sebulba|replay|search  measure speed
   podracer launch -n 2 -- COMMAND         run a command in several processes of this machine, as a pod
+  podracer sweep AGENT ENV [options]      train many values of tunable numbers side by side
   podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""
 
@@ -55,7 +56,8 @@ def run(argv: list[str]) -> int:
     try:
         with memory_explained():
             code = _dispatch(argv)
-            print(end="", flush=True)  # whose reader may be gone
+            if code < 128:  # after a signal the terminal may be closed, and its code stands
+                print(end="", flush=True)  # whose reader may be gone
             return code
     except (ValueError, TypeError) as error:
         return _complain(error, 2)
@@ -91,7 +93,7 @@ def _dispatch(argv: list[str]) -> int:
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {configs.suggest(command, COMMANDS)}")
     try:
-        return COMMANDS[command](argv[1:])
+        return _function(command)(argv[1:])
     except SystemExit as exit_:  # tyro's way out of --help
         if exit_.code in (0, None):
             return 0
@@ -119,17 +121,25 @@ def _complain(error: object, code: int, text: str | None = None) -> int:
     return code
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": train.train,
-    "resume": train.resume,
-    "launch": launch.run,
-    "serve-envs": serve.run,
-    "eval": results.evaluate,
-    "elo": elo.rate,
-    "export": results.export,
-    "plot": results.plot,
-    "envs": listing.envs,
-    "agents": listing.agents,
-    "bench": bench.bench,
-    "suite": suite.suite,
+COMMANDS = {
+    "train": "train.train",
+    "resume": "train.resume",
+    "launch": "launch.run",
+    "serve-envs": "serve.run",
+    "eval": "results.evaluate",
+    "elo": "elo.rate",
+    "export": "results.export",
+    "plot": "results.plot",
+    "envs": "listing.envs",
+    "agents": "listing.agents",
+    "bench": "bench.bench",
+    "suite": "suite.suite",
+    "sweep": "sweep.sweep",
 }
+"""The modules in `podracer.cli` and their functions, which are imported when they are asked for."""
+
+
+def _function(command: str) -> Callable[[list[str]], int]:
+    module, _, name = COMMANDS[command].partition(".")
+    with spans.span("imports"):
+        return getattr(importlib.import_module(f"podracer.cli.{module}"), name)

@@ -12,8 +12,8 @@ import tyro
 import podracer
 from podracer.cli import elo
 from podracer.cli.arguments import InputError, parse
-from podracer.evaluation.evaluation import check_rendering
-from podracer.result import members, plots
+from podracer.evaluation.rendering import check_rendering
+from podracer.result import lineage, members, plots
 from podracer.run import metrics, rundir
 from podracer.system import console
 
@@ -110,12 +110,14 @@ class PlotArguments:
       output: file of the picture; its suffix chooses the format.
       metric: name of the metric to draw; return if None.
       group: one line, with a band, for runs that differ only in their seeds; else one for each directory.
+      pbt: the numbers, the lineage and the returns of one run with population based training, instead of curves.
     """
 
     run_dirs: tyro.conf.Positional[tuple[pathlib.Path, ...]]
     output: Annotated[pathlib.Path, tyro.conf.arg(aliases=["-o"])] = pathlib.Path("curve.png")
     metric: str | None = None
     group: bool = True
+    pbt: bool = False
 
 
 def plot(argv: list[str]) -> int:
@@ -130,6 +132,12 @@ def plot(argv: list[str]) -> int:
         label = name if names.count(name) == 1 else str(directory)
         rows = metrics.history(metrics.stream(directory / "metrics.jsonl"))
         found += members.from_run(rundir.read(directory), rows, label)
+    if arguments.pbt:
+        run_dir, *others = arguments.run_dirs
+        if others or arguments.metric:
+            raise InputError("--pbt draws one run, and all that there is of its generations: leave out the others.")
+        print(lineage.picture(run_dir, arguments.output))
+        return 0
     titles = {f"{member.agent} on {member.env}" for member in found}
     title = titles.pop() if len(titles) == 1 else ""
     curves = members.curves(found, group=arguments.group)

@@ -24,8 +24,10 @@ from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.environments import imports, wrapping
-from podracer.evaluation.evaluation import check_rendering
+from podracer.evaluation.rendering import check_rendering
 from podracer.pod.settings import Pod
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.remote.settings import Remote
 from podracer.run import rundir
 from podracer.system import console
@@ -48,6 +50,17 @@ REMOTE = dataclasses.make_dataclass(
     frozen=True,
 )
 """`Remote` without its checks: settings that were not typed may be in a run's directory."""
+
+EVOLUTION = dataclasses.make_dataclass(
+    "Evolution",
+    [
+        (field.name, int | None if field.name == "interval" else hint, getattr(PBT, field.name, None))
+        for field, hint in zip(dataclasses.fields(PBT), typing.get_type_hints(PBT).values())
+    ],
+    namespace={"__doc__": PBT.__doc__},
+    frozen=True,
+)
+"""`PBT` without its checks: an interval asks for it."""
 
 
 def train(argv: list[str]) -> int:
@@ -78,17 +91,13 @@ def train(argv: list[str]) -> int:
                 environment,
                 run_dir=run_dir,
                 resume=arguments.resume,
-                config=typed.agent,
-                env_options=typed.env,
-                wrap=arguments.wrap,
                 hyper=hyper,
-                preset=arguments.preset,
-                protocol=arguments.protocol,
-                init_from=arguments.init_from,
                 progress=not arguments.quiet,
                 topology=_topology(arguments),
                 remote=_remote(arguments, argv),
-                **{**typed.run, "seed": seed},
+                pbt=_pbt(arguments, argv),
+                pbt_dir=arguments.pbt_dir,
+                **{**_keywords(arguments, typed), "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
@@ -100,6 +109,22 @@ def train(argv: list[str]) -> int:
         spread = f"{min(finals):.3f} to {max(finals):.3f}"
         console.write(sys.stdout, f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({spread})\n")
     return 0
+
+
+def _keywords(arguments: Any, typed: presets.Settings) -> dict[str, Any]:
+    """The settings of `podracer.train` that decide a run's result, but for the tunable numbers."""
+    names = {name: getattr(arguments, name) for name in ("wrap", "preset", "protocol", "init_from")}
+    return {"config": typed.agent, "env_options": typed.env, **names, **typed.run}
+
+
+def parsed(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """The settings of `podracer.train` for the arguments of a run, its tunable numbers, and True for `--quiet`.
+
+    Raises:
+      ValueError: for arguments that `podracer train` would refuse.
+    """
+    _, _, arguments, typed, hyper = _parse(argv)
+    return _keywords(arguments, typed), hyper, arguments.quiet
 
 
 def _directory(
@@ -122,11 +147,13 @@ def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     config, env, run = _defaults(agent, environment, options, rest)
     tunables = configs.tunables(config)
     flags = [*_flags("--hyper.", tunables), *_flags("--", vars(run)), *_flags("--agent.", vars(config))]
+    flags += _flags("--pbt.", vars(EVOLUTION()))
     boxes = {
         "sebulba": _wants_sebulba(environment, rest),
         "pod": any(w.startswith(("--topology", "--pod.")) for w in rest),
         "remote": any(w.startswith("--remote.") for w in rest) or environment.startswith(environments.REMOTE),
     }
+    boxes["pbt"] = not boxes["sebulba"] or any(w.startswith("--pbt") for w in rest)
     cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
     run_settings = _typed(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
@@ -146,9 +173,11 @@ def settings(argv: list[str]) -> dict[str, Any]:
     """
     agent, environment, arguments, typed, hyper = _parse(argv)
     merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, typed)
-    wrap = {"wrap": wrapping.texts(arguments.wrap)} if arguments.wrap else {}
+    optional = {"wrap": wrapping.texts(arguments.wrap)} if arguments.wrap else {}
+    pbt = population.of(_pbt(arguments, argv))
+    optional |= {"pbt": configs.to_json(pbt)} if pbt else {}
     run = configs.to_json(configs.from_json(podracer.RunConfig, merged.run))
-    return wrap | {
+    return optional | {
         "agent": agent,
         "preset": arguments.preset,
         "protocol": merged.names.get("protocol"),
@@ -238,6 +267,11 @@ def _remote(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
     return _typed(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
 
 
+def _pbt(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
+    """The settings of population based training that were typed, or None."""
+    return _typed(argv, "--pbt.", vars(EVOLUTION()), vars(arguments.pbt)) or None
+
+
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
     return [prefix + re.sub("_(?!$)", "-", name) for name in settings]
 
@@ -292,6 +326,7 @@ def _train_arguments(
     box = arg(help="Settings of the run that only Sebulba has.") if boxes["sebulba"] else tyro.conf.Suppress
     pod = arg(help="Where the processes of a pod meet, if no cluster says so.") if boxes["pod"] else tyro.conf.Suppress
     remote = arg(help="Where workers connect that step the environments.") if boxes["remote"] else tyro.conf.Suppress
+    pbt = arg(help="Population based training (docs/populations.md).") if boxes["pbt"] else tyro.conf.Suppress
     path, preset, protocol = pathlib.Path | None, _one_of(presets.names(agent)), _one_of(atari.PROTOCOLS)
     hyper = dataclasses.make_dataclass(
         "Hyper",
@@ -329,6 +364,8 @@ def _train_arguments(
             ("topology", Annotated[Literal["local", "pod"], arg(help="of one process, or of many")], "local"),
             ("pod", Annotated[Pod, pod], Pod()),
             ("remote", Annotated[REMOTE, remote], REMOTE()),
+            ("pbt", Annotated[EVOLUTION, pbt], EVOLUTION()),
+            ("pbt_dir", Annotated[path, arg(help="directory in which runs of Sebulba are the members")], None),
         ],
         kw_only=True,
     )

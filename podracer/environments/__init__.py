@@ -35,6 +35,8 @@ def options(name: str) -> type:
     Raises:
       ValueError: for an unknown name, or a package that is not installed and that the options depend on.
     """
+    if "," in name:
+        return _module_of_tasks().options(name)
     if name.startswith(REMOTE):
         return envs_jax.NoOptions
     prefix, task = _split(name)
@@ -47,7 +49,7 @@ def options(name: str) -> type:
 
 
 def make(name: str, **settings: Any) -> Environment | HostEnvironments:
-    """Builds an environment, or a maker of host environments.
+    """Builds an environment, or a maker of host environments; of several names with commas between them, all together.
 
     Args:
       name: one of `envs_jax.names()`, `pgx:GAME`, `envpool:TASK`, `gymnasium:ID`, or `PREFIX:ID` of another JAX library
@@ -58,6 +60,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
       ValueError: for an unknown name or option, a value that the options refuse, a package that is not installed, or
         a space that is not supported.
     """
+    if "," in name:
+        return _module_of_tasks().make(name.split(","), settings)
     if name.startswith(REMOTE):
         raise ValueError(
             f"{name} is stepped by workers alone: train and resume need remote.listen (docs/remote.md), and what else "
@@ -68,6 +72,10 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
         return envs_jax.make(name, **settings)
     chosen = configs.from_json(options(name), settings)
     return getattr(_module(prefix), _KINDS[prefix][0])(task, chosen)
+
+
+def _module_of_tasks() -> Any:
+    return importlib.import_module("podracer.environments.task_lists")  # which imports this module
 
 
 ACCEPTED = (
@@ -178,10 +186,11 @@ def _bare(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(r"^\w+:|-v\d+$", "", name).lower())
 
 
-def module_of(name: str) -> str:
-    """Returns the module of `gymnasium:MODULE:ID`; "" for all other names."""
-    prefix, _, task = name.partition(":")
-    return task.rpartition(":")[0] if prefix == "gymnasium" else ""
+def modules_of(names: str) -> list[str]:
+    """Returns the modules of names `gymnasium:MODULE:ID`, one name or several with commas between them."""
+    split = [name.partition(":") for name in names.split(",")]
+    modules = [task.rpartition(":")[0] for prefix, _, task in split if prefix == "gymnasium"]
+    return [module for module in modules if module]
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -1,8 +1,13 @@
-"""One lane of an environment under the NEXT_STEP reset rule (docs/adr/0001-next-step-reset.md)."""
+"""Lanes of an environment under the NEXT_STEP reset rule (docs/adr/0001-next-step-reset.md).
+
+Of several tasks (`podracer.environments.tasks`), lanes k::K belong to the k-th environment, and `Lane.env` is a tuple
+of the states of each task.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import topology
+from podracer.environments import tasks
 from podracer.types import ArrayTree, Environment, EpisodeStats, Metrics, TimeStep, Transition
 
 LARGE_STATE_BYTES = 4096
@@ -51,6 +57,29 @@ def reset(environment: Environment, key: jax.Array) -> Lane:
     return Lane(state, row, zero, zero, metrics, jnp.float32(1.0) if environment.spec.num_players == 2 else ())
 
 
+def reset_lanes(environment: Environment | tasks.Tasks, keys: jax.Array) -> Lane:
+    """Makes lanes [B] at the first rows of their first episodes, from keys [B]."""
+    parts = tasks.parts(environment)
+    return joined(
+        [jax.vmap(functools.partial(reset, one))(tasks.of_task(keys, k, len(parts))) for k, one in enumerate(parts)]
+    )
+
+
+def lanes_of_task(lanes: Lane, k: int, num_tasks: int) -> Lane:
+    """The lanes k::K."""
+    if num_tasks == 1:
+        return lanes
+    return tasks.of_task(lanes._replace(env=()), k, num_tasks)._replace(env=lanes.env[k])
+
+
+def joined(parts: Sequence[Lane]) -> Lane:
+    """Puts the lanes of K tasks together, those of the k-th as k::K."""
+    if len(parts) == 1:
+        return parts[0]
+    lanes = tasks.interleaved([part._replace(env=()) for part in parts])
+    return lanes._replace(env=tuple(part.env for part in parts))
+
+
 def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, fresh: Any) -> Lane:
     """Advances a lane by one row: a transition, or after a `last` row the `first` row of the next episode.
 
@@ -69,7 +98,7 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
 
 
 def step_lanes(
-    environment: Environment, lanes: Lane, actions: ArrayTree, keys: jax.Array, reset_keys: jax.Array
+    environment: Environment | tasks.Tasks, lanes: Lane, actions: ArrayTree, keys: jax.Array, reset_keys: jax.Array
 ) -> Lane:
     """Advances lanes [B] by one row each; those of costly resets (see `resets_are_costly`) only where they are over.
 
@@ -80,6 +109,23 @@ def step_lanes(
       keys: [B]; consumed.
       reset_keys: [B]; consumed; each makes the state of the next episode, and the same one in either way.
     """
+    parts = tasks.parts(environment)
+    if len(parts) == 1:
+        return _step_lanes(parts[0], lanes, actions, keys, reset_keys)
+    of_task = functools.partial(tasks.of_task, num_tasks=len(parts))
+    return joined(
+        [
+            _step_lanes(
+                one, lanes_of_task(lanes, k, len(parts)), of_task(actions, k), of_task(keys, k), of_task(reset_keys, k)
+            )
+            for k, one in enumerate(parts)
+        ]
+    )
+
+
+def _step_lanes(
+    environment: Environment, lanes: Lane, actions: ArrayTree, keys: jax.Array, reset_keys: jax.Array
+) -> Lane:
     if not resets_are_costly(environment):
         fresh = jax.vmap(environment.reset)(reset_keys)
         return jax.vmap(functools.partial(step, environment))(lanes, actions, keys, fresh)
@@ -92,8 +138,12 @@ def resets_are_costly(environment: Environment) -> bool:
     """Returns True if only lanes that are over should be reset: states are large, or the environment says so."""
     if getattr(environment, "costly_reset", False):
         return True
-    state = jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
-    return state_bytes(state) > LARGE_STATE_BYTES
+    return state_bytes(state_shapes(environment)) > LARGE_STATE_BYTES
+
+
+def state_shapes(environment: Environment) -> Any:
+    """The shapes and dtypes of an environment state."""
+    return jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def state_bytes(state: Any) -> int:
@@ -173,7 +223,7 @@ def _advanced(environment: Environment, lane: Lane, state: Any, transition: Tran
 
 
 def finished(lane: Lane) -> EpisodeStats:
-    """Returns the statistics of the episode that the newest row closes, or zeros."""
+    """Returns the statistics of the episode that the newest row closes, or zeros; of lanes [B], those of each."""
     over = lane.timestep.last.astype(jnp.float32)
     metrics = {name: total * over for name, total in lane.metrics.items()}
     return EpisodeStats(lane.episode_return * over, lane.episode_length * over, over, metrics)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environments import autoreset
+from podracer.environments.tasks import Tasks
 from podracer.topology import host_cpu
 from podracer.types import Environment, EnvSpec, HostStep
 
@@ -22,13 +23,13 @@ class SteppedEnvironments:
 
     saved = True
 
-    def __init__(self, environment: Environment):
+    def __init__(self, environment: Environment | Tasks):
         self.environment = environment
         self._device = host_cpu(f"arch='sebulba' on {environment.spec.name}, a pure-JAX environment,")
 
         def reset(seeds: jax.Array) -> Any:
             keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(seeds)
-            return keys[:, 0], jax.vmap(lambda key: autoreset.reset(environment, key))(keys[:, 1])
+            return keys[:, 0], autoreset.reset_lanes(environment, keys[:, 1])
 
         def step(state: Any, actions: Any) -> Any:
             keys, lanes = state

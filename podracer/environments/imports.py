@@ -23,7 +23,7 @@ def import_path(thing: Any) -> str | None:
 
 
 def check_name(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool) -> None:
-    """Asks for consent if the environment's name has a module that is not imported yet.
+    """Asks for consent if the environment's name, or a task's, has a module that is not imported yet.
 
     Args:
       directory: the run's directory.
@@ -33,12 +33,12 @@ def check_name(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool) 
     Raises:
       ValueError: without consent.
     """
-    module = environments.module_of(stored["env"])
-    if module and not trust and module not in sys.modules:
-        raise ValueError(
-            f"{directory} was trained on {stored['env']}, and to play it the module {module} is imported, which runs "
-            "its code: add --trust (in Python, trust=True) if you trust that."
-        )
+    for module in environments.modules_of(stored["env"]):
+        if not trust and module not in sys.modules:
+            raise ValueError(
+                f"{directory} was trained on {stored['env']}, and to play it the module {module} is imported, which "
+                "runs its code: add --trust (in Python, trust=True) if you trust that."
+            )
 
 
 def restored(directory: pathlib.Path, stored: Mapping[str, Any], part: str, trust: bool) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from envs_jax import wrappers
 from podracer import configs
+from podracer.environments import tasks
 from podracer.types import Environment
 
 Wrap: TypeAlias = Mapping[str, Any] | Sequence[str]
@@ -76,7 +77,9 @@ def wrapped(environment: Any, wrap: Iterable[str]) -> Any:
         if not isinstance(environment, Environment):
             name = getattr(getattr(environment, "spec", None), "name", "an environment that workers step")
             remedy = "set its options, --env.* (env_options)"
-            if not name.startswith("envpool:"):
+            if isinstance(environment, tasks.Tasks):
+                remedy = "wrap each environment that Tasks is made of"
+            elif not name.startswith("envpool:"):
                 remedy = "use Gymnasium's own wrappers, in a function that makes the environment"
             raise ValueError(f"wrap={text!r}: wrappers are for environments in pure JAX, not for {name}; {remedy}.")
         name, arguments = _parse(text)

@@ -17,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer.environments import autoreset
+from podracer.atari.scores import of_returns
+from podracer.environments import autoreset, tasks
 from podracer.environments.seeds import first_seed
 from podracer.evaluation import matches, players
 from podracer.evaluation.failures import playing
 from podracer.evaluation.watchdog import UnansweredError, Watch, watched
 from podracer.run.driver import run_keys
 from podracer.system import console
+from podracer.topology import ahead
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
@@ -54,11 +56,13 @@ class Evaluation:
       returns: float32 [episodes]; undiscounted raw returns.
       lengths: float32 [episodes]; transitions.
       unfinished: number of episodes that were cut at the step limit; their return so far is counted.
+      tasks: of several tasks, the evaluation of each by name; all have equally many episodes.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     unfinished: int
+    tasks: dict[str, Evaluation] = dataclasses.field(default_factory=dict)
 
     @property
     def episodes(self) -> int:
@@ -70,7 +74,9 @@ class Evaluation:
 
     @property
     def std(self) -> float:
-        """The sample standard deviation over episodes (0 for one episode)."""
+        """The sample standard deviation over episodes (0 for one episode); of several tasks, that within them."""
+        if self.tasks:
+            return math.sqrt(np.mean([task.std**2 for task in self.tasks.values()]))
         return float(np.std(self.returns, ddof=1)) if self.episodes > 1 else 0.0
 
     @property
@@ -83,13 +89,22 @@ class Evaluation:
         text = (
             f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"
         )
-        return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
+        text += f", {self.unfinished} cut at the step limit" if self.unfinished else ""
+        return text + "".join(f"; {name}: {task.mean:.3f}" for name, task in self.tasks.items())
 
 
 def of(fields: Mapping[str, Any]) -> Evaluation:
     """An evaluation from the JSON of `configs.to_json`."""
     arrays = {name: np.asarray(fields[name], np.float32) for name in ("returns", "lengths")}
-    return Evaluation(**arrays, unfinished=fields["unfinished"])
+    tasks = {name: of(task) for name, task in fields["tasks"].items()}
+    return Evaluation(**arrays, unfinished=fields["unfinished"], tasks=tasks)
+
+
+def together(tasks: Mapping[str, Evaluation]) -> Evaluation:
+    """Joins the evaluations of several tasks, of equally many episodes each."""
+    found = list(tasks.values())
+    returns, lengths = (np.concatenate([getattr(one, name) for one in found]) for name in ("returns", "lengths"))
+    return Evaluation(returns, lengths, sum(one.unfinished for one in found), dict(tasks))
 
 
 def cut(evaluations: Sequence[Evaluation]) -> str:
@@ -105,7 +120,7 @@ def _interval(mean: float, std: float, n: int) -> tuple[float, float]:
 
 
 def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """The fields of a run's summary about its evaluation.
+    """The fields of a run's summary about its evaluation; of several tasks, with the same of each in `tasks`.
 
     For several members, mean, deviation and interval are over the members' means, not over the best one's episodes: a
     sweep or several seeds are to show how members vary.
@@ -125,16 +140,28 @@ def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         "eval_episodes": first.episodes,
         "eval_unfinished": sum(evaluation.unfinished for evaluation in evaluations),
         "eval_longest_episode": int(max(evaluation.lengths.max() for evaluation in evaluations)),
-    } | spread
+    } | (spread | _scores_of_tasks(evaluations))
+
+
+def _scores_of_tasks(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """Fields of each task, and scores where all have them; {} for a single task."""
+    if not evaluations[0].tasks:
+        return {}
+    of_tasks = {name: scores([one.tasks[name] for one in evaluations]) for name in evaluations[0].tasks}
+    found = of_returns({name: task["eval_return_mean"] for name, task in of_tasks.items()})
+    score = {"score": {"table": "atari57"} | {name: float(value) for name, value in found.items()}} if found else {}
+    return {"tasks": of_tasks} | score
 
 
 class Evaluator:
     """Plays whole episodes with an agent's greedy policy; of games for two, against random moves (`games`).
 
+    Of several tasks it plays each by itself, as it would alone.
+
     Args:
       agent: the agent.
       environment: pure JAX, or host environments.
-      episodes: how many to play at once.
+      episodes: how many to play at once; of each task.
       timeout: seconds that host environments may take to answer.
       restarts: number of restarts of an evaluation without an answer.
       should_stop: polled; True ends the evaluation.
@@ -153,11 +180,21 @@ class Evaluator:
     ):
         self._environment, self._timeout, self._restarts = environment, timeout, restarts
         self._should_stop = should_stop
-        if isinstance(environment, HostEnvironments):
-            self._play = on_host(agent, environment, episodes, max_steps)
-        else:
-            play = games if environment.spec.num_players == 2 else functools.partial(make, max_steps=max_steps)
-            self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
+        self._plays: dict[str, HostEvaluationFn | ahead.Program] = {}
+        for name, one in tasks.alone(environment).items():
+            limit = one.spec.max_episode_steps or max_steps if environment.spec.tasks else max_steps
+            if isinstance(one, HostEnvironments):
+                self._plays[name] = on_host(agent, one, episodes, limit)
+            else:
+                play = games if one.spec.num_players == 2 else functools.partial(make, max_steps=limit)
+                title = f"evaluation {name}" if environment.spec.tasks else "evaluation"
+                self._plays[name] = ahead.Program(title, _of_members(play(agent, one, episodes)))
+
+    def prepare(self, params: ActorParams, population: int) -> None:
+        """Begins to compile for parameters of these shapes; nothing for host environments."""
+        for play in self._plays.values():
+            if isinstance(play, ahead.Program):
+                play.prepare(params, jax.ShapeDtypeStruct((population,), jnp.int32))
 
     def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
         """Evaluates every member of a population.
@@ -181,12 +218,30 @@ class Evaluator:
                 console.say(f"{error} Evaluating again ({self._restarts} restart(s) left).")
 
     def _evaluate(self, params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
-        if isinstance(self._environment, HostEnvironments):
-            members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
-            return [self._play(member, int(seed), watch) for member, seed in zip(members, seeds)]
-        keys = jax.vmap(lambda seed: run_keys(seed)[2])(jnp.asarray(seeds))
-        returns, lengths, finished = self._compiled(params, keys)
-        return [summarize(*member) for member in zip(returns, lengths, finished)]
+        found = [self._members(play, params, seeds, watch) for play in self._plays.values()]
+        if len(found) == 1:
+            return found[0]
+        return [together(dict(zip(self._plays, member))) for member in zip(*found)]
+
+    def _members(
+        self, play: HostEvaluationFn | ahead.Program, params: ActorParams, seeds: np.ndarray, watch: Watch
+    ) -> list[Evaluation]:
+        """Evaluates every member in one task."""
+        if isinstance(play, ahead.Program):
+            found = jax.device_get(play(params, np.asarray(seeds, np.int32)))
+            return [summarize(*member) for member in zip(*found)]
+        members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
+        return [play(member, int(seed), watch) for member, seed in zip(members, seeds)]
+
+
+def _of_members(play: Callable[[ActorParams, jax.Array], ArrayTree]) -> Callable[[ActorParams, jax.Array], ArrayTree]:
+    """The jitted evaluation of members by their seeds."""
+
+    def evaluate(params: ActorParams, seeds: jax.Array) -> ArrayTree:
+        # Their keys are drawn in the program: each small function of its own takes a while to compile.
+        return jax.vmap(lambda member, seed: play(member, run_keys(seed)[2]))(params, seeds)
+
+    return jax.jit(evaluate)
 
 
 def make(
@@ -258,7 +313,7 @@ def on_host(
 ) -> HostEvaluationFn:
     """Makes a function that plays episodes in host environments."""
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
-    act = _greedy(agent)
+    act = greedy(agent)
 
     @playing(environments.spec.name)
     def play(params: ActorParams, seed: int, watch: Watch | None = None) -> Evaluation:
@@ -295,7 +350,9 @@ def on_host(
     return play
 
 
-def _greedy(agent: Agent) -> Callable[[ActorParams, ArrayTree, Any, jax.Array], tuple[ArrayTree, ArrayTree, jax.Array]]:
+def greedy(agent: Agent) -> Callable[[ActorParams, ArrayTree, Any, jax.Array], tuple[ArrayTree, ArrayTree, jax.Array]]:
+    """A jitted `(params, memory, timestep, key) -> (actions, memory, key)` of acting in evaluation."""
+
     @jax.jit
     def act(params: ActorParams, memory: ArrayTree, timestep: Any, key: jax.Array) -> Any:
         key, act_key = jax.random.split(key)
@@ -309,91 +366,3 @@ def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Ev
     """Device results of one `make` call as an `Evaluation`."""
     returns, lengths, finished = jax.device_get((returns, lengths, finished))
     return Evaluation(np.asarray(returns), np.asarray(lengths), int(np.sum(~finished)))
-
-
-def check_rendering(environment: Environment | HostEnvironments) -> None:
-    """Renders one frame, so that an animation does not fail after training.
-
-    Raises:
-      ValueError: if the environment cannot be rendered, or not on this machine.
-    """
-    if not isinstance(environment, HostEnvironments):
-        _renderer(environment)  # its `render` was traced with the rest of it
-        return
-    running = _rendered(environment, 0)
-    try:
-        running.recv()
-        running.frame()
-    finally:
-        running.close()
-
-
-def _renderer(environment: Environment) -> Callable[[Any], jax.Array]:
-    render = getattr(environment, "render", None)
-    if render is None:
-        raise ValueError(f"{environment.spec.name} has no render(state); add one to make an animation of it.")
-    return render
-
-
-def _rendered(environments: HostEnvironments, seed: int) -> Any:
-    make = getattr(environments, "render", None)
-    environment = make(first_seed(seed, "evaluation")) if make else None
-    if environment is None:
-        raise ValueError(f"{environments.spec.name} cannot be rendered, so there is no animation of it.")
-    return environment
-
-
-def frames(
-    agent: Agent,
-    environment: Environment | HostEnvironments,
-    params: ActorParams,
-    seed: int,
-    max_frames: int = 1000,
-) -> np.ndarray:
-    """One greedy episode as rendered frames, uint8 [n, H, W, 3].
-
-    Raises:
-      ValueError: as in `check_rendering`.
-    """
-    if isinstance(environment, HostEnvironments):
-        return _host_frames(agent, environment, params, seed, max_frames)
-    key, render = run_keys(seed)[2], _renderer(environment)
-
-    @jax.jit
-    def step(lanes: autoreset.Lane, memory: ArrayTree, key: jax.Array) -> Any:
-        key, act_key, env_key = jax.random.split(key, 3)
-        action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
-        keys = jax.random.split(env_key, 1)
-        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
-        return lanes, memory, key, render(jax.tree.map(lambda x: x[0], lanes.env)), lanes.timestep.last[0]
-
-    reset_key, key = jax.random.split(key)
-    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, 1))
-    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
-    images = [np.asarray(render(jax.tree.map(lambda x: x[0], lanes.env)))]
-    for _ in range(max_frames - 1):
-        lanes, memory, key, image, last = step(lanes, memory, key)
-        images.append(np.asarray(image))
-        if last:
-            break
-    return np.stack(images)
-
-
-def _host_frames(
-    agent: Agent, environments: HostEnvironments, params: ActorParams, seed: int, max_frames: int
-) -> np.ndarray:
-    environment = _rendered(environments, seed)
-    act, key = _greedy(agent), run_keys(seed)[2]
-    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
-    try:
-        lanes, step = environment.recv()
-        images = [environment.frame()]
-        with playing(environments.spec.name):
-            while len(images) < max_frames and not step.game_over[0]:
-                action, memory, key = act(params, memory, step.timestep, key)
-                environment.send(lanes, jax.tree.map(np.asarray, action))
-                lanes, step = environment.recv()
-                images.append(environment.frame())
-    finally:
-        environment.close()
-    return np.stack(images)

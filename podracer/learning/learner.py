@@ -146,6 +146,21 @@ def require_room(
         )
 
 
+def require_room_for_all(members: ArrayTree, devices: list[Any]) -> None:
+    """Checks that a device could hold a tree of all members: to copy between members XLA may gather it on each.
+
+    Raises:
+      ValueError: where a device has less memory.
+    """
+    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(members)) / 2**30
+    limit = topology.memory_limit(devices)
+    if limit is not None and needed > limit / 2**30:
+        raise ValueError(
+            f"pbt: parameters and optimiser of all members need {needed:.1f} GiB, and {devices[0]} has "
+            f"{limit / 2**30:.1f} GiB, where they meet to be copied; use a smaller population or network."
+        )
+
+
 def final_draws(agent: Agent, updates: int) -> int:
     """Counts the draws (`ReplaySpec.updates_per_draw`) of so many updates after the last step.
 

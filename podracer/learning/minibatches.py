@@ -59,6 +59,7 @@ def run(
     observation: ArrayTree,
     num_rows: int = 1,
     split: Callable[[Any, int], Any] = trajectories.split_batch,
+    target_kl: float | None = None,
 ) -> tuple[LearnerState, Metrics]:
     """Takes a gradient step on each minibatch in turn, under `collectives.DATA_AXES`; all of them are one update.
 
@@ -76,37 +77,66 @@ def run(
       observation: [T, B, ...]; an example of the network's input, for its shape.
       num_rows: T, rows of a unit.
       split: `(minibatch, number of groups) -> minibatch`, with a leading dim [number of groups].
+      target_kl: of the loss's metric `policy/kl`, by which `adapted_rate` changes the learning rate, or None.
 
     Returns:
-      The state after, and metrics: means over minibatches, with `grad/norm` and `grad/learning_rate`.
-    """
-    num_units = order.shape[1]
-    num_chunks = num_units // gradients.at_a_time(observation, num_rows, num_units)
+      The state after, and metrics: means over minibatches, with `grad/norm` and the last `grad/learning_rate`.
 
-    def step(carry: tuple[Any, ArrayTree], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+    Raises:
+      ValueError: for a target, and a loss without that metric.
+    """
+    num_chunks = order.shape[1] // gradients.at_a_time(observation, num_rows, order.shape[1])
+
+    def step(carry: tuple[Any, ArrayTree, Any], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.
-        params, opt_state = carry
+        params, opt_state, rate = carry
         chunks = split(take(*minibatch), num_chunks)
         grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks)
-        gradient = collectives.global_sum(optimizer.pack(grads)[0])
-        params, opt_state, norm = optimizer.step(
-            gradient, opt_state, params, learning_rate=learning_rate, hyper=learner.hyper
-        )
-        return (params, opt_state), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
+        gradient, kl = collectives.global_sum((optimizer.pack(grads)[0], _divergence(metrics) if target_kl else ()))
+        params, opt_state, norm = optimizer.step(gradient, opt_state, params, learning_rate=rate, hyper=learner.hyper)
+        rate = adapted_rate(rate, kl, target_kl) if target_kl else rate
+        return (params, opt_state, rate), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
 
-    def metrics_of_first(params: ArrayTree, minibatches: tuple[jax.Array, Any]) -> Metrics:
-        return loss(params, take(*jax.tree.map(lambda x: x[0], minibatches)))[1][0]
-
-    names = jax.tree.structure(jax.eval_shape(metrics_of_first, learner.params, (order, weights)))
+    names = _names(loss, learner.params, take, (order, weights))
     # Packed through the scan: taking parameters apart and together again is a copy for every array.
     params, restore = optimizer.pack(learner.params)
-    (params, opt_state), (sums, norms) = lax.scan(step, (params, learner.opt_state), (order, weights))
+    begin = (params, learner.opt_state, learning_rate)
+    (params, opt_state, rate), (sums, norms) = lax.scan(step, begin, (order, weights))
     # Metrics are reduced once, after the loop.
     sums = collectives.global_sum(jnp.mean(sums, axis=0))
-    metrics = jax.tree.unflatten(names, list(sums))
-    metrics |= {"grad/norm": jnp.mean(norms), **rate_metric(learning_rate)}
+    metrics = jax.tree.unflatten(names, list(sums)) | {"grad/norm": jnp.mean(norms), **rate_metric(rate)}
     state = learner._replace(params=restore(params), opt_state=opt_state, num_updates=learner.num_updates + 1)
     return state, metrics
+
+
+def _names(
+    loss: Loss, params: ArrayTree, take: Callable[[jax.Array, Any], Any], minibatches: tuple[jax.Array, Any]
+) -> Any:
+    """The structure of a loss's metrics."""
+
+    def metrics_of_first(params: ArrayTree, minibatches: Any) -> Metrics:
+        return loss(params, take(*jax.tree.map(lambda x: x[0], minibatches)))[1][0]
+
+    return jax.tree.structure(jax.eval_shape(metrics_of_first, params, minibatches))
+
+
+LEAST_RATE, LARGEST_RATE = 1e-5, 1e-2
+"""The limits of a learning rate that is adapted."""
+
+
+def adapted_rate(rate: jax.Array, kl: jax.Array, target: float) -> jax.Array:
+    """A learning rate after a minibatch whose policy is `kl` away from the one that acted, as brax and rsl_rl have it.
+
+    It falls by a factor of 1.5 where that is more than twice the target, and rises where it is less than half.
+    """
+    changed = jnp.where(kl > 2.0 * target, rate / 1.5, jnp.where((kl > 0.0) & (kl < 0.5 * target), rate * 1.5, rate))
+    return jnp.clip(changed, LEAST_RATE, LARGEST_RATE)
+
+
+def _divergence(metrics: Metrics) -> jax.Array:
+    if "policy/kl" not in metrics:
+        raise ValueError("target_kl: your loss gives no metric 'policy/kl', the divergence from the acting policy.")
+    return metrics["policy/kl"]
 
 
 def take(samples: Any, units: jax.Array) -> Any:

@@ -39,8 +39,12 @@ def merge(moments: Moments, x: jax.Array, weight: jax.Array) -> Moments:
     return Moments(new_mean, spread / total, jnp.minimum(total, 1e7))
 
 
-def normalize(x: jax.Array, moments: Moments, eps: float = 1e-8) -> jax.Array:
-    """(x - mean) / std, clipped to [-10, 10]; the moments' shape is that of x's last dims, `eps` the least variance."""
+def normalize(x: jax.Array, moments: Moments, *, min_std: float = 1e-4, largest: float | None = 10.0) -> jax.Array:
+    """(x - mean) / sqrt(variance + min_std^2), clipped to [-largest, largest] unless that is None.
+
+    The moments' shape is that of x's last dims.
+    """
     shape = (1,) * (x.ndim - moments.mean.ndim) + moments.mean.shape
-    scale = lax.rsqrt(moments.variance + eps).reshape(shape)
-    return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)
+    scale = lax.rsqrt(moments.variance + min_std**2).reshape(shape)
+    normalized = (x - moments.mean.reshape(shape)) * scale
+    return normalized if largest is None else jnp.clip(normalized, -largest, largest)

@@ -106,7 +106,7 @@ class Optimizer(NamedTuple):
         if self.l2_cost and self.l2_clipped:
             grads = self._with_l2(grads, params)
         # Clipping by global norm (Pascanu et al. 2013, algorithm 1).
-        norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)))
+        norm = _sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)))
         scale = jnp.minimum(1.0, hyper["max_grad_norm"] / jnp.maximum(norm, 1e-12))
         clipped = jax.tree.map(lambda x: scale * x, grads)
         if self.l2_cost and not self.l2_clipped:
@@ -120,8 +120,20 @@ class Optimizer(NamedTuple):
         return jax.tree.map(lambda g, x: g + 2.0 * self.l2_cost * x, grads, params)
 
 
+def _sqrt(x: Any) -> jax.Array:
+    """The square root, with a derivative of 0 at 0: that of a gradient's norm is infinite there, and times 0 not a
+    number."""
+    return jnp.where(x == 0, 0.0, jnp.sqrt(jnp.where(x == 0, 1.0, x)))
+
+
 def make(
-    name: Name, *, decay: float = 0.99, momentum: float = 0.0, b2: float = 0.999, stacked: bool = False
+    name: Name,
+    *,
+    decay: float = 0.99,
+    momentum: float = 0.0,
+    b2: float = 0.999,
+    eps_root: float = 0.0,
+    stacked: bool = False,
 ) -> Optimizer:
     """The optimiser of a name. Its epsilon is the tunable number `optimizer_eps`.
 
@@ -134,22 +146,31 @@ def make(
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
       b2: of Adam, RAdam and AdamW: the decay of their running mean of squares.
+      eps_root: added to Adam's second moment, under its square root. Above 0, gradients through a step are finite where
+        the moment is 0.
       stacked: whether the first axis of every array numbers networks, so that AdamW and Muon take arrays of one more
         dimension for matrices.
+
+    Raises:
+      ValueError: for an `eps_root` of another optimiser than "adam".
     """
+    if eps_root and name != "adam":
+        raise ValueError(
+            f"optimizer_eps_root={eps_root} is a number of optimizer='adam'; leave it out of optimizer={name!r}."
+        )
     if name in ("adamw", "muon"):
         build = _adamw if name == "adamw" else _muon
         return Optimizer(lambda numbers: build(numbers, b2, int(stacked)), TUNABLE, joins=False)
     uses = ("learning_rate",) if name == "sgd" else ("learning_rate", "optimizer_eps")
-    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum, b2), uses)
+    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum, b2, eps_root), uses)
 
 
 def _transformation(
-    name: Name, numbers: Numbers, decay: float, momentum: float, b2: float
+    name: Name, numbers: Numbers, decay: float, momentum: float, b2: float, eps_root: float
 ) -> optax.GradientTransformation:
     parts, eps = [], 0.0 if name == "sgd" else numbers["optimizer_eps"]
     if name == "adam":
-        parts.append(optax.scale_by_adam(b2=b2, eps=eps))
+        parts.append(optax.scale_by_adam(b2=b2, eps=eps, eps_root=eps_root))
     if name == "radam":
         parts.append(optax.scale_by_radam(b2=b2, eps=eps))
     if name == "rmsprop":

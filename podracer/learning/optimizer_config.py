@@ -18,6 +18,8 @@ class OptimizerConfig:
         own.
       optimizer_eps: its epsilon.
       optimizer_b2: of "adam", "radam" and "adamw": the decay of the running mean of squared gradients.
+      optimizer_eps_root: of "adam": added under its square root. Above 0, such as 1e-12, gradients through an update
+        (`podracer.anakin.update`) are finite.
       weight_decay: of "adamw" and "muon": each step takes this share, times the learning rate, of every matrix.
       learning_rate_schedule: the course of the learning rate over `total_steps`: "constant", or "linear" or "cosine",
         which fall to 0.
@@ -28,6 +30,7 @@ class OptimizerConfig:
     optimizer: optimizer.Name = "adam"
     optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
     optimizer_b2: float = configs.field(0.999, low=0.0, high=0.999999)
+    optimizer_eps_root: float = configs.field(0.0, low=0.0)
     weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "linear"
     final_rate: float = configs.field(0.0, low=0.0, high=1.0)
@@ -52,7 +55,8 @@ class OptimizerConfig:
           others: further arguments of `optimizer.make`.
 
         Raises:
-          ValueError: for a `final_rate` of another schedule than "linear".
+          ValueError: for a `final_rate` of another schedule than "linear", or an `optimizer_eps_root` that the config's
+            optimiser does not have.
           OptimizerError: where the user's has a rate of its own, and the config a schedule or factors of the rate.
         """
         if self.final_rate and self.learning_rate_schedule != "linear":
@@ -61,8 +65,8 @@ class OptimizerConfig:
                 f"{self.learning_rate_schedule!r}; use 0.0."
             )
         if own is None:
-            made = optimizer.make(name or self.optimizer, b2=self.optimizer_b2, **others)
-            return made._replace(l2_cost=l2_cost)
+            numbers = {"b2": self.optimizer_b2, "eps_root": self.optimizer_eps_root}
+            return optimizer.make(name or self.optimizer, **numbers, **others)._replace(l2_cost=l2_cost)
         scheduled = self.learning_rate_schedule != "constant" or self.learning_rate_warmup > 0.0
         remedies = ["learning_rate_schedule='constant' and learning_rate_warmup=0"] if scheduled else []
         remedies += [f"{factor}=1" for factor in factors if getattr(self, factor) != 1.0]

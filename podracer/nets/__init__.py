@@ -20,6 +20,9 @@ from podracer.nets.actor_state import (
 from podracer.nets.boards import make_board
 from podracer.nets.cores import NO_CORE, Core, CoreName, CoreSettings
 from podracer.nets.critics import ActorCritic, Critic
+from podracer.nets.critics_config import CriticsConfig
+from podracer.nets.encoding import encode, is_image
+from podracer.nets.layers import Activation
 from podracer.nets.network import Inputs, Network, NetworkError, feed_forward
 from podracer.nets.network_check import check
 from podracer.nets.network_config import NetworkConfig
@@ -27,17 +30,19 @@ from podracer.nets.networks import (
     ComputeDtype,
     Torso,
     choose_torso,
-    encode,
-    is_image,
     make,
     make_q,
     num_actions,
+    value_head,
+    with_value_head,
 )
 from podracer.nets.noise import perturb
+from podracer.nets.policy_config import PolicyConfig
 
 __all__ = [
     "FRAME_STACKER",
     "NO_CORE",
+    "Activation",
     "ActorCritic",
     "ActorState",
     "ComputeDtype",
@@ -45,10 +50,12 @@ __all__ = [
     "CoreName",
     "CoreSettings",
     "Critic",
+    "CriticsConfig",
     "Inputs",
     "Network",
     "NetworkConfig",
     "NetworkError",
+    "PolicyConfig",
     "Torso",
     "action_masks",
     "check",
@@ -69,6 +76,8 @@ __all__ = [
     "start",
     "step",
     "unroll",
+    "value_head",
     "with_frames",
+    "with_value_head",
     "without_frames",
 ]

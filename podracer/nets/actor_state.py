@@ -142,7 +142,7 @@ def inputs(network: Network, trajectory: Trajectory) -> Inputs:
 
 
 def unroll(network: Network, params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
-    """All T+1 rows of a trajectory for learning: policy outputs [T+1, B, P] and values [T+1, B]."""
+    """All T+1 rows of a trajectory for learning: policy outputs [T+1, B, P] and values [T+1, B], or [T+1, B, K]."""
     return network.apply(params, inputs(network, trajectory), trajectory.actor_state.core)[:2]
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from podracer import spaces
 from podracer.nets import network_check, simba
-from podracer.nets.layers import MLP, Dense
+from podracer.nets.encoding import encode
+from podracer.nets.layers import MLP, Activation, Dense
 from podracer.nets.network import Inputs, Network, NetworkError
-from podracer.nets.networks import encode
 from podracer.types import ArrayTree, EnvSpec
 
 
@@ -55,7 +55,7 @@ Torso = Literal["mlp", "simba_v2"]
 def make(
     spec: EnvSpec,
     hidden_sizes: Sequence[int],
-    activation: Literal["relu", "tanh", "swish"],
+    activation: Activation,
     *,
     num_critics: int,
     num_actions: int,

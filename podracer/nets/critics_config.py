@@ -8,6 +8,7 @@ from typing import Any, Literal
 from podracer import configs, distributions
 from podracer.nets import critics
 from podracer.nets.critics import ActorCritic
+from podracer.nets.layers import Activation
 from podracer.nets.network import NetworkError
 from podracer.types import EnvSpec
 
@@ -53,7 +54,7 @@ class CriticsConfig:
     torso: critics.Torso = "mlp"
     hidden_sizes: tuple[int, ...] = configs.field((256, 256), low=1)
     value_hidden_sizes: tuple[int, ...] | None = configs.field(None, low=1)
-    activation: Literal["relu", "tanh", "swish"] = "relu"
+    activation: Activation = "relu"
     layer_norm: bool = False
 
     def __post_init__(self):
@@ -76,10 +77,7 @@ class CriticsConfig:
         if self.policy == "gaussian" and (any(self.noise) or self.target_noise):
             noise = f"noise={self.noise}" if any(self.noise) else f"target_noise={self.target_noise}"
             raise ValueError(f'{noise} is for policy="deterministic"; a Gaussian policy explores by its own std.')
-        if self.init_std is not None and not self.min_std <= self.init_std <= self.max_std:
-            between = [f"{name}={getattr(self, name)}" for name in ("min_std", "max_std")]
-            nearest = min(max(self.init_std, self.min_std), self.max_std)
-            raise ValueError(f"init_std={self.init_std} must be between {' and '.join(between)}; use {nearest}.")
+        distributions.check_std(self.init_std, self.min_std, self.max_std)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: ActorCritic | None, num_actions: int) -> ActorCritic:
         """The policy and its critics.

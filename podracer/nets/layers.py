@@ -16,9 +16,15 @@ from podracer import topology
 Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 """Makes a parameter of a shape from a key."""
 
-Weights = float | Literal["he", "uniform"] | None
+Weights = float | Literal["he", "uniform", "lecun"] | None
 """The initialiser of weights: orthogonal times a number (in convolutions LeCun's normal one), He's normal one for "he",
-Glorot's uniform one for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
+LeCun's uniform one for "lecun", Glorot's uniform one for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases
+are 0, or "uniform" too."""
+
+Activation = Literal["relu", "tanh", "swish", "elu"]
+"""The activation of an MLP."""
+
+ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "swish": nn.swish, "elu": nn.elu}
 
 
 def orthogonal(scale: float) -> Initializer:
@@ -41,6 +47,8 @@ def initializer(scale: Weights, numbered: Initializer) -> Initializer:
     """The initialiser of weights that begin as `scale` says; `numbered` where it is a number."""
     if scale == "he":
         return nn.initializers.he_normal()
+    if scale == "lecun":
+        return nn.initializers.lecun_uniform()
     if scale == "uniform":
         return nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
     return nn.initializers.glorot_uniform() if scale is None else numbered
@@ -205,7 +213,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = {"relu": nn.relu, "tanh": nn.tanh, "swish": nn.swish}[self.activation]
+        activation = ACTIVATIONS[self.activation]
         for size in self.sizes:
             x = Dense(size, self.scale, self.dtype)(x)
             x = activation(LayerNorm(self.dtype)(x) if self.norm else x)

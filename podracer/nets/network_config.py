@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 from podracer import configs
 from podracer.nets import action_masks
 from podracer.nets.actor_state import stacked_spec
 from podracer.nets.cores import CoreName, CoreSettings
+from podracer.nets.layers import Activation
 from podracer.nets.network import Network
 from podracer.nets.network_check import check
 from podracer.nets.networks import ComputeDtype, Torso, make, make_q
@@ -40,7 +41,7 @@ class NetworkConfig:
     width: int = configs.field(1, low=1)
     depth: int = configs.field(2, low=1)
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: Activation = "relu"
     layer_norm: bool = False
     core: CoreName = "none"
     core_size: int = configs.field(64, low=1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,8 @@ from podracer import distributions, spaces
 from podracer.nets import action_masks
 from podracer.nets.convolutions import CONVNETS, ConvNet, ResNet
 from podracer.nets.cores import NO_CORE, CoreSettings
-from podracer.nets.layers import MLP, Dense, Weights
+from podracer.nets.encoding import FEW, encode, images, seen_spec, visible
+from podracer.nets.layers import MLP, Activation, Dense, Weights
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec
 
@@ -33,8 +34,8 @@ Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet", "sm
 ComputeDtype = Literal["float32", "bfloat16"]
 """The dtype of torsos. Parameters, recurrent cores, heads and losses are float32 in either case."""
 
-FEW = 32
-"""Arrays of bytes below this are codes, such as MiniGrid's kinds of objects, if they have more than two values."""
+VALUE_HEAD = "value"
+"""The layer of parameters that makes values of features."""
 
 EMBEDDING = 16
 """Units for the codes of a cell, as in XLand-MiniGrid (Nikulin et al. 2024)."""
@@ -45,13 +46,19 @@ def make(
     *,
     torso: Torso = "auto",
     hidden_sizes: Sequence[int] = (64, 64),
-    activation: Literal["relu", "tanh"] = "relu",
+    activation: Activation = "relu",
     separate: bool = False,
     core: CoreSettings = NO_CORE,
     compute_dtype: ComputeDtype = "float32",
     layer_norm: bool = False,
     width: int = 1,
     depth: int = 2,
+    num_values: int | None = None,
+    distribution: distributions.Distribution | None = None,
+    value_hidden_sizes: Sequence[int] | None = None,
+    init: Literal["orthogonal", "lecun"] = "orthogonal",
+    policy_observations: Sequence[str] = (),
+    value_observations: Sequence[str] = (),
 ) -> Network:
     """Makes the standard network for an environment: torso, optional core, a policy head and a value head.
 
@@ -72,23 +79,44 @@ def make(
       layer_norm: True puts `layers.LayerNorm` after each layer of the torso.
       width: of "resnet"; multiplies its channels (SEED RL, table 4: 1, 2 or 4).
       depth: of "resnet"; residual blocks of each of its three sections.
+      num_values: K, values of a row, which are then [T, B, K]; None for one value, [T, B].
+      distribution: of actions; that of the action space if None.
+      value_hidden_sizes: of the value's MLP, where torsos are separate; None for `hidden_sizes`.
+      init: "lecun" draws all weights from LeCun's uniform distribution.
+      policy_observations: members of a `Dict` that the policy sees; () for all.
+      value_observations: members that the value sees, where torsos are separate; () for all.
 
     Raises:
       ValueError: for a convolutional torso on observations that are not images, or smaller than it needs.
     """
-    distribution = distributions.for_space(spec.action_space)
+    distribution = distribution or distributions.for_space(spec.action_space)
+    scale: Weights = "lecun" if init == "lecun" else 2**0.5
+    others = {"scale": scale, "layer_norm": layer_norm, "width": width, "depth": depth}
+    body = functools.partial(_body, spec, torso, activation=activation, core=core, dtype=compute_dtype, **others)
     module = ActorCritic(
-        body=Body(
-            *(spec, choose_torso(spec, torso), tuple(hidden_sizes), activation, core, compute_dtype),
-            layer_norm=layer_norm,
-            width=width,
-            depth=depth,
-        ),
-        separate=separate,
+        body=body(policy_observations, hidden_sizes),
+        value_body=body(value_observations, value_hidden_sizes or hidden_sizes) if separate else None,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
+        num_values=num_values,
     )
     return _network(spec, module, core)
+
+
+def _body(
+    spec: EnvSpec,
+    torso: Torso,
+    members: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    activation: Activation,
+    core: CoreSettings,
+    dtype: ComputeDtype,
+    **others: Any,
+) -> Body:
+    """The layers of a network that sees some members of observations; () for all."""
+    seen = seen_spec(spec, members)
+    return Body(seen, choose_torso(seen, torso), tuple(sizes), activation, core, dtype, **others)
 
 
 def make_q(
@@ -96,7 +124,7 @@ def make_q(
     *,
     torso: Torso = "auto",
     hidden_sizes: Sequence[int] = (64, 64),
-    activation: Literal["relu", "tanh"] = "relu",
+    activation: Activation = "relu",
     core: CoreSettings = NO_CORE,
     head_size: int = 512,
     compute_dtype: ComputeDtype = "float32",
@@ -151,6 +179,16 @@ def make_q(
     return _network(spec, module, core)
 
 
+def value_head(params: ArrayTree) -> ArrayTree:
+    """The value head's `kernel` [F, K] and `bias` [K], of parameters of `make`'s network."""
+    return params["params"][VALUE_HEAD]
+
+
+def with_value_head(params: ArrayTree, head: ArrayTree) -> ArrayTree:
+    """The parameters of `make`'s network with another value head."""
+    return params | {"params": params["params"] | {VALUE_HEAD: head}}
+
+
 def num_actions(spec: EnvSpec) -> int:
     """Returns A, the number of actions.
 
@@ -170,23 +208,6 @@ def _network(spec: EnvSpec, module: nn.Module, core: CoreSettings) -> Network:
         return module.init(key, inputs, core.start(1))
 
     return Network(init, module.apply, core.start)  # type: ignore[arg-type]
-
-
-def is_image(space: spaces.Space) -> bool:
-    """Returns True if observations are images, uint8 [H, W] or [H, W, C]."""
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-def visible(space: spaces.Space) -> dict[str, spaces.Space]:
-    """The members of observations that a network sees, by name; "" is what is no `Dict`."""
-    if not isinstance(space, spaces.Dict):
-        return {"": space}
-    return {name: item for name, item in space.items if name != action_masks.NAME and not name.startswith("_")}
-
-
-def images(space: spaces.Space) -> dict[str, spaces.Box]:
-    """The images among the visible members of observations, by name."""
-    return {name: item for name, item in visible(space).items() if is_image(item)}  # type: ignore[misc]
 
 
 def choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
@@ -223,33 +244,6 @@ def _check_size(name: str, torso: Torso, shape: tuple[int, ...]) -> None:
             f"torso={torso!r} needs images of {least}x{least} or more, and {name} shows {'x'.join(map(str, shape))}: "
             f"use torso={other}."
         )
-
-
-def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
-    """Flattens a value of a space into features [..., F], float32.
-
-    Choices become one-hot, and so do bytes below `FEW`, which are codes. Other bytes are scaled to [0, 1]. Left out are
-    a mask of actions (`nets.action_masks`), and members whose names begin with an underscore, which are for searches.
-    """
-    return _encode(value, action_masks.without(space), leading)
-
-
-def _encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
-    """`encode` of a space that has no mask, or of a member."""
-    if isinstance(space, spaces.Dict):
-        visible = [(name, item) for name, item in space.items if not name.startswith("_")]
-        return jnp.concatenate([_encode(value[name], item, leading) for name, item in visible], axis=-1)
-    if isinstance(space, spaces.Discrete):
-        return jax.nn.one_hot(value, space.num_values)
-    if isinstance(space, spaces.MultiDiscrete):
-        return jnp.concatenate([jax.nn.one_hot(value[..., i], n) for i, n in enumerate(space.num_values)], axis=-1)
-    flat = value.reshape(*value.shape[:leading], int(np.prod(space.shape)))
-    if space.dtype != np.uint8:
-        return flat.astype(jnp.float32)
-    largest = np.max(space.high)
-    if 1 < largest < FEW:
-        return jax.nn.one_hot(flat, int(largest) + 1).reshape(*flat.shape[:-1], -1)
-    return flat.astype(jnp.float32) / (1.0 if largest <= 1 else 255.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,25 +316,29 @@ class ActorCritic(nn.Module):
     """Torso, optional core, policy and value heads; see `make`."""
 
     body: Body
-    separate: bool
+    value_body: Body | None
     num_outputs: int
     free_scale: bool
+    num_values: int | None = None
 
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         features = self.body.features("torso", inputs.observation)
-        value_features = self.body.features("value_torso", inputs.observation) if self.separate else features
+        value_features = features
+        if self.value_body is not None:
+            value_features = self.value_body.features("value_torso", inputs.observation)
         if self.body.core_settings:
-            both = [features, value_features] if self.separate else [features]
+            both = [features] if self.value_body is None else [features, value_features]
             features, state = self.body.core(both, inputs, state)
             value_features = features
         num_heads = self.num_outputs // 2 if self.free_scale else self.num_outputs
-        outputs = Dense(num_heads, scale=0.01, name="policy")(features)
+        lecun: Literal["lecun"] | None = "lecun" if self.body.scale == "lecun" else None
+        outputs = Dense(num_heads, scale=lecun or 0.01, name="policy")(features)
         if self.free_scale:
             log_std = self.param("log_std", nn.initializers.zeros, (num_heads,))
             outputs = jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
-        values = Dense(1, scale=1.0, name="value")(value_features)[..., 0]
-        return outputs, values, state
+        values = Dense(self.num_values or 1, scale=lecun or 1.0, name=VALUE_HEAD)(value_features)
+        return outputs, values if self.num_values else values[..., 0], state
 
 
 class ActionValues(nn.Module):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from podracer.errors import LOST
 from podracer.pod import rendezvous
-from podracer.system import console
+from podracer.system import console, stopping
 
 BEAT = 1.0
 """Seconds between signs of life."""
@@ -187,7 +187,7 @@ class Heartbeats:
 
     def _handle_signals(self, signals: bytes) -> None:
         """Handles signals to this process: at the second Ctrl-C its main thread ends by itself if it can."""
-        if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals):
+        if not set(stopping.STOPPING).isdisjoint(signals):
             self.stop()
         self._interrupts += signals.count(signal.SIGINT)
         if self._interrupts > 1 and self._interrupted == math.inf:

@@ -24,7 +24,7 @@ import tyro
 
 from podracer import configs
 from podracer.errors import LOST
-from podracer.system import console
+from podracer.system import console, stopping
 from podracer.system.children import start
 
 PATIENCE = 10.0
@@ -69,7 +69,7 @@ class Group:
         reserved = _reserved_port()
         port = reserved.getsockname()[1]
         children = [start(self._program, subprocess.PIPE, environment(self._arguments, i, port)) for i in range(P)]
-        before = {number: signal.signal(number, self._pass_on(children)) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._pass_on(children)) for number in stopping.heard()}
         readers = [threading.Thread(target=_copy, args=(i, child), daemon=True) for i, child in enumerate(children)]
         for reader in readers:
             reader.start()

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podracer.run import metrics, rundir
+from podracer.run.config import seeds_of
 
-PLACEMENT = ("seed", "population", "num_shards", "actor_devices", "replay_memory", "checkpoint_replay")
+PLACEMENT = ("seed", "population", "member_seeds", "num_shards", "actor_devices", "replay_memory", "checkpoint_replay")
 """Run settings that place seeds on devices; all others, except `rundir.FREE_TO_CHANGE`, decide the result."""
 
 
@@ -40,17 +41,20 @@ def from_run(description: Mapping[str, Any], history: Sequence[metrics.Row], nam
         rows.setdefault(row.get("member", 0), []).append(row)
     ignored = (*PLACEMENT, *rundir.FREE_TO_CHANGE)
     common = {key: description[key] for key in ("own", "init_from", "wrap") if key in description}
+    evolves = description.get("pbt") or {"hyper": ()}
+    if "pbt" in description:
+        common["pbt"] = ", ".join(f"{key}={value}" for key, value in evolves.items() if value is not None)
     common |= {f"run.{key}": run[key] for key in run if key not in ignored}
     common |= {f"env_options.{key}": value for key, value in description["env_options"].items()}
     members = []
-    for i in range(run["population"]):
+    for i, seed in enumerate(seeds_of(run)):
         config = description["agent_config"] | {
             key: value[i] if isinstance(value, list) else value for key, value in description["hyper"].items()
         }
+        # Numbers that evolve are no settings; rows have them as `hyper/NAME`.
+        config = {key: value for key, value in config.items() if key not in evolves["hyper"]}
         settings = common | {f"agent_config.{key}": value for key, value in config.items()}
-        members.append(
-            Member(name, description["agent"], description["env"], run["seed"] + i, settings, rows.get(i, []))
-        )
+        members.append(Member(name, description["agent"], description["env"], int(seed), settings, rows.get(i, [])))
     return members
 
 
@@ -83,7 +87,8 @@ def table(members: Sequence[Member], tunables: Sequence[str]) -> list[dict[str, 
     """
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for i, member in enumerate(members):
-        numbers = {name: float(member.settings[f"agent_config.{name}"]) for name in tunables}
+        own = {name: member.settings.get(f"agent_config.{name}") for name in tunables}
+        numbers = {name: float(value) for name, value in own.items() if value is not None}
         for row in member.rows:
             at = row["updates"], i
             before = found.get(at, {})

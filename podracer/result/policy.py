@@ -36,7 +36,7 @@ class Policy(NamedTuple):
     """A policy: functions that choose actions, with the learnt parameters inside.
 
     Attributes:
-      spec: the environment's.
+      spec: the environment's; of a `Dict` of observations it has only members that actions depend on.
       start: `(b) -> Memory`, before an episode.
       step: `(Memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action [b, ...], Memory)`; jitted.
         Rewards of `first` rows do not count.
@@ -61,8 +61,9 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
 
     The best actions are those of an evaluation without `evaluation_epsilon`.
 
-    The memory has only leaves on which actions depend: PPO's running return, for one, is left out. Parameters are
-    constants of the program: passing fourteen arrays of a small network takes longer than its layers do.
+    The memory has only leaves on which actions depend: PPO's running return, for one, is left out. So are members of
+    observations that the value alone sees. Parameters are constants of the program: passing fourteen arrays of a small
+    network takes longer than its layers do.
 
     Args:
       agent: the agent.
@@ -88,7 +89,8 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
     key = jax.random.key(0)
     fresh = begin(1)  # what nothing depends on may stay as it was
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
-    leaf_indices, uses_reward, uses_chance = _dependencies(act, begin, spec, key)
+    leaf_indices, seen, uses_reward, uses_chance = _dependencies(act, begin, spec, key)
+    spec, unseen = _divide(spec, seen)
 
     def start(b: int) -> Memory:
         leaves = begin(b)
@@ -99,7 +101,10 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
 
     @jax.jit
     def step(memory: Memory, observation: Any, reward: Any, first: Any) -> Any:
-        leaves = [jnp.broadcast_to(x, (first.shape[0], *x.shape[1:])) for x in fresh]
+        leaves, b = [jnp.broadcast_to(x, (first.shape[0], *x.shape[1:])) for x in fresh], first.shape[0]
+        if unseen:
+            zeros = {name: jax.tree.map(lambda x: jnp.zeros((b, *x.shape), x.dtype), x) for name, x in unseen.items()}
+            observation = {**zeros, **{name: observation[name] for name in seen}}
         act_key, rest = key, ()
         if uses_chance:
             (data, *memory) = memory  # type: ignore[assignment]
@@ -115,8 +120,9 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
 
 def _dependencies(
     act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array
-) -> tuple[list[int], bool, bool]:
-    """Finds the leaves of the memory that later actions depend on, and if they depend on rewards and on the key."""
+) -> tuple[list[int], set[str], bool, bool]:
+    """Finds the leaves of the memory and the members of observations that later actions depend on, and if they depend
+    on rewards and on the key."""
     observation = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
     closed, shapes = jax.make_jaxpr(act, return_shape=True)(
         begin(1), observation, jnp.zeros(1), jnp.zeros(1, bool), key
@@ -129,8 +135,21 @@ def _dependencies(
         if closure == needed:
             break
         needed = closure
-    reward = num_leaves + len(jax.tree.leaves(observation))
-    return [i for i in range(num_leaves) if i in needed], reward in needed, reward + 2 in needed
+    paths = [path for path, _ in jax.tree.leaves_with_path(observation)]
+    seen = {path[0].key for i, path in enumerate(paths, num_leaves) if i in needed and path}
+    reward = num_leaves + len(paths)
+    return [i for i in range(num_leaves) if i in needed], seen, reward in needed, reward + 2 in needed
+
+
+def _divide(spec: EnvSpec, seen: set[str]) -> tuple[EnvSpec, dict[str, ArrayTree]]:
+    """The spec with the members of observations that are seen, and examples of the others; where none is, all are."""
+    space = spec.observation_space
+    if not isinstance(space, spaces.Dict) or not seen:
+        return spec, {}
+    members = spaces.Dict({name: item for name, item in space.items if name in seen})
+    return spec._replace(observation_space=members), {
+        name: spaces.zeros(item) for name, item in space.items if name not in seen
+    }
 
 
 def _sources(jaxpr: Any) -> list[frozenset[int]]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.registry import PLANNERS, make_agent, make_planner
-from podracer.evaluation import evaluation, players
+from podracer.evaluation import evaluation, players, rendering
 from podracer.result import explainer, explanation, members, plots, report
 from podracer.result import export as exports
 from podracer.result import policy as policies
@@ -294,7 +294,7 @@ class Result:
           Raises:
             ValueError: if the environment cannot be rendered.
         """
-        images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
+        images = rendering.frames(self.agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
         return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"), speed)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import pathlib
+import time
 from collections.abc import Sequence
+from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.run.checkpoint import Checkpoints
+from podracer.run.checksums import flatten
 from podracer.run.driver import crossed
 from podracer.topology import spread
 from podracer.topology.processes import ALONE, Processes
@@ -21,6 +26,9 @@ SNAPSHOTS = "snapshots"
 """The folder of what acted at `SNAPSHOTS_A_RUN` steps of a game's run, evenly spaced: its history of players."""
 
 SNAPSHOTS_A_RUN = 10
+
+SOON_SECONDS = 10.0
+"""Seconds in which a run that does not say `checkpoint_every` writes no second checkpoint, nor a second best state."""
 
 
 class Best:
@@ -44,16 +52,42 @@ class Best:
         self._checkpoints.forget(env_steps)
         kept = self._checkpoints.steps()
         self._score = max((score for steps, score in scores if steps in kept), default=-math.inf)
+        self._held: tuple[int, dict[str, np.ndarray], dict[str, Any]] | None = None
+        # In a pod nothing is held: the processes would have to agree on the time.
+        self._seconds, self._written_at = SOON_SECONDS if processes.count == 1 else 0.0, time.monotonic()
 
     def wants(self, score: float) -> bool:
         """True for a score that is better than that of the state that is kept."""
         return score > self._score
 
     def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:
-        """Keeps a state, if it is better than the one that is kept."""
+        """Writes a state, if it is better than the one that is kept."""
         if self.wants(score):
             self._checkpoints.save(env_steps, state)
-            self._score = score
+            self._score, self._held, self._written_at = score, None, time.monotonic()
+
+    def waits(self) -> bool:
+        """True where a state that is better is to be held, because the last one was written just now."""
+        return time.monotonic() - self._written_at < self._seconds
+
+    def hold(self, env_steps: int, score: float, state: ArrayTree) -> None:
+        """Keeps a copy of a better state in memory, until `write_held`."""
+        leaves = flatten(state)
+        copies = {name: np.array(x) for name, x in leaves.items()}
+        self._score, self._held = score, (env_steps, copies, {name: x.sharding for name, x in leaves.items()})
+
+    @property
+    def held(self) -> bool:
+        """True where a state is held that is not on the disk."""
+        return self._held is not None
+
+    def write_held(self) -> None:
+        """Writes the state that is held; nothing if there is none."""
+        if self._held:
+            env_steps, copies, shardings = self._held
+            state = {name: jax.device_put(copy, shardings[name]) for name, copy in copies.items()}
+            self._checkpoints.save(env_steps, state)
+            self._held, self._written_at = None, time.monotonic()
 
     def close(self) -> None:
         self._checkpoints.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import secrets
@@ -24,6 +25,7 @@ from podracer.errors import CheckpointError
 from podracer.run.checksums import checksum, crc, flatten, named, unflatten
 from podracer.run.orbax_calls import ELSEWHERE, QUIET, attempt
 from podracer.system import console, files
+from podracer.system.spans import span
 from podracer.topology import is_key
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import ArrayTree
@@ -60,26 +62,46 @@ class Checkpoints:
         read_only: bool = False,
         processes: Processes = ALONE,
     ):
-        import orbax.checkpoint as ocp
-
         self.directory = pathlib.Path(directory).absolute() / name
-        self._ocp, self._read_only, self._processes = ocp, read_only, processes
+        self._read_only, self._processes = read_only, processes
         self._keep, self._gone, self._stuck = keep, set[int](), False
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
-            with QUIET:
-                options = ocp.CheckpointManagerOptions(
-                    max_to_keep=None,  # it takes one that cannot be removed for a new one that was not written
-                    enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
-                    cleanup_tmp_directories=not read_only,  # what a process that was killed had begun to write
-                    read_only=read_only,
-                    **self._together(),
-                )
-                self._manager = ocp.CheckpointManager(self.directory, options=options)
+            # Of a new run there is nothing to read, and Orbax takes a while to import.
+            is_filled = self.directory.is_dir() and any(self.directory.iterdir())
+            self._is_empty = processes.count == 1 and not is_filled
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
-        self._require_same_steps()
+        if not self._is_empty:
+            self._manager  # noqa: B018
+            self._require_same_steps()
+
+    @functools.cached_property
+    def _ocp(self) -> Any:
+        with span("import of orbax"):
+            import orbax.checkpoint as ocp
+        return ocp
+
+    @functools.cached_property
+    def _manager(self) -> Any:
+        """Orbax's manager of the folder.
+
+        Raises:
+          CheckpointError: where the folder cannot be used.
+        """
+        try:
+            with QUIET:
+                options = self._ocp.CheckpointManagerOptions(
+                    max_to_keep=None,  # it takes one that cannot be removed for a new one that was not written
+                    enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
+                    cleanup_tmp_directories=not self._read_only,  # what a process that was killed had begun to write
+                    read_only=self._read_only,
+                    **self._together(),
+                )
+                return self._ocp.CheckpointManager(self.directory, options=options)
+        except OSError as error:
+            raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
 
     def _together(self) -> dict[str, Any]:
         """Options by which processes wait for each other on the board: Orbax's own barrier has no end."""
@@ -114,7 +136,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, oldest first; the same in all processes."""
-        return sorted(set(self._manager.all_steps()) - self._gone)
+        return [] if self._is_empty else sorted(set(self._manager.all_steps()) - self._gone)
 
     def newest(self) -> pathlib.Path | None:
         """The folder of the newest checkpoint, if there is one."""
@@ -129,13 +151,15 @@ class Checkpoints:
         """
         if step in self.steps():
             return
+        self._is_empty = False
         leaves = flatten(state)
         self._compare(leaves)
         arguments = self._ocp.args.Composite(
             state=self._ocp.args.PyTreeSave(leaves),
             checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
         )
-        _, problem = attempt(lambda: self._write(step, arguments))
+        with span("checkpoint"):
+            _, problem = attempt(lambda: self._write(step, arguments))
         if problem:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
@@ -310,7 +334,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Releases what Orbax holds."""
-        self._manager.close()
+        if "_manager" in vars(self):
+            self._manager.close()
 
 
 def has_checkpoints(directory: pathlib.Path) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
 
 from podracer import configs
 
@@ -17,10 +20,11 @@ class RunConfig:
 
     Attributes:
       total_steps: real transitions to train for, over all environments and devices (per member of a population).
-      seed: seed of everything random; member i of a population has seed + i.
+      seed: seed of everything random; member i of a population has seed + i, or its own in member_seeds.
       num_envs: environment lanes over all devices; the agent's `envs_per_device` times the devices if None.
       num_shards: logical shards; one per device if None. Equal shards give equal results on any number of devices.
       population: members that train side by side in one program.
+      member_seeds: a seed for each member; without any, member i has seed + i.
       reset_pool: number of fresh environment states per shard and rollout, from which episodes start, for environments
         whose reset is expensive. Without a pool, None resets only lanes that are over where states are large or the
         environment says `costly_reset`, and 0 makes a fresh state for every lane at every step, with equal results.
@@ -47,7 +51,8 @@ class RunConfig:
       replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
-      checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_every: steps between checkpoints; if None, a fifth of `total_steps`, but none within ten seconds of the
+        one before.
       checkpoint_minutes: minutes between checkpoints at most, whatever `checkpoint_every` is; a run that dies loses no
         more.
       checkpoint_replay: True stores the replay in checkpoints; without it they are small, and a resumed run fills a new
@@ -60,6 +65,7 @@ class RunConfig:
     num_envs: int | None = configs.field(None, low=1)
     num_shards: int | None = configs.field(None, low=1)
     population: int = configs.field(1, low=1)
+    member_seeds: tuple[int, ...] = configs.field((), low=0, high=2**31 - 1)
     reset_pool: int | None = configs.field(None, low=0)
     arch: Literal["auto", "anakin", "sebulba"] = "auto"
     mode: Mode = "async"
@@ -84,3 +90,19 @@ class RunConfig:
 
     def __post_init__(self):
         configs.check(self)
+        if self.member_seeds and len(self.member_seeds) != self.population:
+            raise ValueError(
+                f"member_seeds has {len(self.member_seeds)} seeds and population={self.population} members; use "
+                f"population={len(self.member_seeds)}."
+            )
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """The seeds of the members, int32 [population]."""
+        return seeds_of(vars(self))
+
+
+def seeds_of(run: Mapping[str, Any]) -> np.ndarray:
+    """The seeds of the members of a run, int32 [population], from its settings, which a file may hold."""
+    first = run["seed"]
+    return np.asarray(run.get("member_seeds") or range(first, first + run["population"]), np.int32)

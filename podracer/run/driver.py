@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from podracer.atari import scores
 from podracer.errors import OutOfMemoryError
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import ReplayState
+from podracer.population.evolution import Lineage
 from podracer.topology import here, memory_limit
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats, LearnerState, ReplaySpec
@@ -28,12 +30,14 @@ class RunState(NamedTuple):
       actors: the state of acting, of the driver's own kind; () if it begins anew.
       env_steps: real transitions so far, [P].
       replay_state: the replay's state; leading dims of its ring are the driver's.
+      evolution: `podracer.population.evolution.Evolution` of population based training, else ().
     """
 
     learner: LearnerState
     actors: Any
     env_steps: Counter
     replay_state: ReplayState
+    evolution: Any = ()
 
 
 def without_replay(state: RunState) -> RunState:
@@ -42,17 +46,38 @@ def without_replay(state: RunState) -> RunState:
 
 
 def only_learner(state: RunState) -> RunState:
-    """The state without actors and replay, which may be large and belong to the run's own devices."""
-    return state._replace(actors=(), replay_state=())
+    """The learner and the steps, without what may be large and belongs to the run's own devices."""
+    return state._replace(actors=(), replay_state=(), evolution=())
 
 
-def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
-    """The metrics `episode/...` [P] from sums [P] over the episodes that ended; NaN if none did."""
+def episode_means(episodes: EpisodeStats, tasks: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The metrics `episode/...` [P] from sums [P] over the episodes that ended; NaN if none did.
+
+    Of several tasks there are the means over tasks, each of which counts once, `episode/return/<task>`, and scores
+    (`atari.scores.of_returns`).
+
+    Args:
+      episodes: sums [P], or of several tasks [P, K].
+      tasks: `EnvSpec.tasks`.
+    """
     count = np.asarray(episodes.count)
     totals = {"return": episodes.return_sum, "length": episodes.length_sum, **episodes.metrics}
     with np.errstate(invalid="ignore", divide="ignore"):
-        means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
-    return means | {"episode/count": count}
+        if len(tasks) < 2:
+            means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
+            return means | {"episode/count": count}
+        counts = _by_name(count, tasks)
+        of_tasks = {name: _by_name(np.asarray(total), tasks) / counts for name, total in totals.items()}
+    returns = dict(zip(dict.fromkeys(tasks), np.moveaxis(of_tasks["return"], -1, 0)))
+    means = {f"episode/{name}": mean.mean(axis=-1) for name, mean in of_tasks.items()}
+    means |= {"episode/count": count.sum(axis=-1)} | {f"episode/return/{name}": x for name, x in returns.items()}
+    return means | {f"score/{name}": x for name, x in scores.of_returns(returns).items()}
+
+
+def _by_name(sums: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
+    """Adds up those of [P, K] that are of tasks of one name."""
+    names = np.asarray(tasks)
+    return np.stack([sums[..., names == name].sum(axis=-1) for name in dict.fromkeys(tasks)], axis=-1)
 
 
 WHAT_TO_LOWER = (
@@ -134,14 +159,15 @@ class RunHooks:
     Attributes:
       next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
       on_progress: called every now and then.
-      on_milestone: called with a state that is safe to read until it returns, and the steps done.
+      on_milestone: called with a state that is safe to read until it returns, and the steps done; returns the state to
+        go on with, or None for the same.
       should_stop: polled; True ends the run in good order.
       should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
     """
 
     next_milestone: Callable[[int], int]
     on_progress: Callable[[Progress], None]
-    on_milestone: Callable[[RunState, int], None]
+    on_milestone: Callable[[RunState, int], RunState | None]
     should_stop: Callable[[], bool]
     should_save: Callable[[], bool] = lambda: False
 
@@ -175,6 +201,10 @@ class Driver(Protocol):
         """The shapes, dtypes and shardings of a state, for restoring one without making one."""
         ...
 
+    def prepare(self) -> None:
+        """Begins to compile, in threads, for the first state; `compile` waits for them."""
+        ...
+
     def compile(self, state: RunState) -> float:
         """Compiles for a state; returns how many seconds that took."""
         ...
@@ -201,6 +231,14 @@ class Driver(Protocol):
         Raises:
           TrainingDivergedError: if a metric is not finite (in a population: in all members).
         """
+        ...
+
+
+class EvolvingDriver(Driver, Protocol):
+    """A driver whose members copy each other."""
+
+    def evolve(self, state: RunState) -> tuple[RunState, Lineage]:
+        """Ends a generation of population based training; `state` is consumed, and the record whole on every device."""
         ...
 
 

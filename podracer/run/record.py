@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import numpy as np
 
+from podracer.population.config import PBT
 from podracer.run.config import RunConfig
 from podracer.run.driver import Driver
 from podracer.types import Agent, Environment, HostEnvironments
@@ -23,7 +25,9 @@ class Experiment:
     hyper: dict[str, np.ndarray]
     description: dict[str, Any]
     network: Any = None
+    pbt: PBT | None = None
+    pbt_dir: pathlib.Path | None = None
 
     @property
     def seeds(self) -> np.ndarray:
-        return self.run.seed + np.arange(self.run.population, dtype=np.int32)
+        return self.run.seeds

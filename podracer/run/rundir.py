@@ -22,11 +22,15 @@ FREE_TO_CHANGE = (
 )
 """Run settings that do not change the result, so that a resumed run may have others."""
 
+LONGEST_NAME = 100
+"""Letters of the names of several tasks in a directory's name; of more, their number is there."""
+
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
 `imports`, the modules of such parts; `wrap`, wrappers of the environment by name; `optimizer_state`, the arrays of an
-own optimiser's state; `init_from`, the run whose parameters this one began with; `extended`, the former values of
-`total_steps`; `chosen`, the values that "auto" was resolved to; and `NAMES`, which repeat what the settings say."""
+own optimiser's state; `pbt`, the settings of population based training, and `pbt_dir`, the directory of its members;
+`init_from`, the run whose parameters this one began with; `extended`, the former values of `total_steps`; `chosen`, the
+values that "auto" was resolved to; and `NAMES`, which repeat what the settings say."""
 
 NAMES = ("preset", "protocol")
 """The names of a run's settings when it began."""
@@ -124,7 +128,7 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
         before, new_steps = stored["run"]["total_steps"], description["run"]["total_steps"]
         longer = resume and new_steps > before
         same_length = stored | {"run": stored["run"] | {"total_steps": new_steps if longer else before}}
-        different = configs.differences(_essence(same_length), _essence(description))
+        different = configs.differences(essence(same_length), essence(description))
         states = (x.get("optimizer_state", {}) for x in (stored, description))
         if not different and (leaf := first_difference(*states)):
             different = [f"the state of optimizer=: {leaf}"]
@@ -164,10 +168,12 @@ def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) ->
     return [f"the run was begun with podracer {before}, and podracer {new_version} goes on with it"]
 
 
-def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
+def essence(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a description that decides the result of a run."""
     run = {k: v for k, v in description["run"].items() if k not in FREE_TO_CHANGE}
     run["reset_pool"] = run.get("reset_pool") or 0  # None and 0 give equal results
-    keys = {*KEYS, "wrap"} - {"podracer", "run"}
+    run["member_seeds"] = list(run.get("member_seeds") or ())  # runs of earlier versions have none
+    keys = {*KEYS, "wrap", "pbt"} - {"podracer", "run"}
     return {k: v for k, v in description.items() if k in keys} | {"run": run}
 
 
@@ -201,7 +207,10 @@ def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Pat
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
     """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
-    plain = pathlib.Path("runs") / f"{re.sub('[:/]', '-', environment)}-{agent}-{seed}"
+    words = re.sub("[:/]", "-", environment).replace(",", "+")
+    if "+" in words and len(words) > LONGEST_NAME:
+        words = f"{words.count('+') + 1}-tasks"
+    plain = pathlib.Path("runs") / f"{words}-{agent}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
     free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(free - 1, 0) if resume else free]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import topology
+from podracer.environments import tasks
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostStep, TimeStep, Trajectory
 
 
@@ -199,14 +200,16 @@ def timesteps(rows: HostStep) -> TimeStep:
 
 
 def count(spec: EnvSpec, games: EpisodeCounters, rows: HostStep) -> tuple[EpisodeCounters, EpisodeStats]:
-    """The games after rows [T+1, B], of which the first was counted before, and the sums over those that ended."""
+    """The games after rows [T+1, B], of which the first was counted before, and the sums over those that ended,
+    by task where there are several."""
     reward, discount, first, last, *raw = jnp.moveaxis(rows.scalars, 1, 0)
     score, over = raw or (reward, last)
     played = (score[1:], over[1:] > 0, first[1:] > 0, last[1:] > 0, discount[1:] if spec.num_players == 2 else ())
-    games, episodes = _count(games, *played)
+    K = len(spec.tasks)
+    games, episodes = _count(games, K, *played)
     # They are sums already: an episode's are those of the row that ends it.
     ended = {name: jnp.where(over[1:] > 0, rows.metrics[1:, i], 0.0) for i, name in enumerate(spec.metrics)}
-    return games, episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
+    return games, episodes._replace(metrics=tasks.summed(ended, K))
 
 
 def act_once(agent: Agent, timestep: TimeStep, carry: ActorCarry) -> tuple[ArrayTree, ArrayTree]:
@@ -221,7 +224,13 @@ def act_once(agent: Agent, timestep: TimeStep, carry: ActorCarry) -> tuple[Array
 
 
 def _count(
-    games: EpisodeCounters, score: jax.Array, over: jax.Array, first: jax.Array, last: jax.Array, discount: Any
+    games: EpisodeCounters,
+    num_tasks: int,
+    score: jax.Array,
+    over: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    discount: Any,
 ) -> tuple[EpisodeCounters, EpisodeStats]:
     """The games after rows [T, B], and the sums over those that ended.
 
@@ -240,12 +249,13 @@ def _count(
         episode_return = jnp.where(opens, 0.0, games.episode_return) + score
         episode_length = jnp.where(opens, 0.0, games.episode_length) + (~first).astype(jnp.float32)
         ended = over.astype(jnp.float32)
-        sums = EpisodeStats(jnp.sum(episode_return * ended), jnp.sum(episode_length * ended), jnp.sum(ended))
+        sums = tasks.summed(EpisodeStats(episode_return * ended, episode_length * ended, ended), num_tasks)
         return (
             EpisodeCounters(episode_return, episode_length, over, last, sign),
             jax.tree.map(jnp.add, episodes, sums),
         ), None
 
-    nothing = EpisodeStats(jnp.float32(0), jnp.float32(0), jnp.float32(0))
+    zeros = jnp.zeros(num_tasks if num_tasks > 1 else (), jnp.float32)
+    nothing = EpisodeStats(zeros, zeros, zeros)
     unroll = topology.unroll(score.shape[0])
     return lax.scan(row, (games, nothing), (score, over, first, last, discount), unroll=unroll)[0]

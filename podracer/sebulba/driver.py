@@ -120,6 +120,9 @@ class Sebulba:
         require_room(shapes[1]._replace(ring=(), prefetched=()), [actor], memory=memory)
         self.learning.trace(*shapes)
 
+    def prepare(self) -> None:
+        pass  # programs of actors and learners are many, and compiled by threads of their own
+
     def compile(self, state: RunState) -> float:
         start = time.perf_counter()
         self._actor_programs = self._compiler.compile()
@@ -163,6 +166,7 @@ class Sebulba:
             parts=self._run.updates_per_batch,
             total_steps=total_steps,
             final_draws=self._final_draws,
+            tasks=self._environments.spec.tasks,
         )
         start = learner_loop.LoopStart(
             learner=without_member_axis(state.learner),

@@ -20,6 +20,7 @@ from podracer.sebulba.agreement import Agreement
 from podracer.sebulba.learner_program import Learning
 from podracer.sebulba.metrics import Report
 from podracer.sebulba.programs import Programs
+from podracer.sebulba.states import without_member_axis
 from podracer.topology.processes import Processes
 from podracer.types import LearnerState, Metrics, Trajectory
 
@@ -35,12 +36,14 @@ class LoopSettings(NamedTuple):
       parts: of each trajectory, which are learnt from in turn.
       total_steps: where the run ends.
       final_draws: draws of updates after the last step.
+      tasks: `EnvSpec.tasks`.
     """
 
     key: jax.Array
     parts: int
     total_steps: int
     final_draws: int
+    tasks: tuple[str, ...] = ()
 
 
 class LoopStart(NamedTuple):
@@ -89,6 +92,7 @@ class Learner:
     ):
         self._learning, self._programs, self.votes, self.processes = learning, programs, votes, processes
         self._key, self.total_steps, self.final_draws = settings.key, settings.total_steps, settings.final_draws
+        self.tasks = settings.tasks
         self._parts = [jnp.int32(i) for i in range(settings.parts)]
         self.learner, self.replay_state, self.rollouts, self.env_steps, self.snapshots = start
         self._pace = _Pace(programs.at_once, programs.seconds)
@@ -199,7 +203,7 @@ class _Run:
     def __init__(self, loop: Learner, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]):
         self._loop, self._actor_pool, self._hooks, self._snapshot = loop, actor_pool, hooks, snapshot
         self._processes = loop.processes
-        self._report = Report(int(loop.learner.num_updates), loop.votes, loop.processes)
+        self._report = Report(int(loop.learner.num_updates), loop.votes, loop.processes, loop.tasks)
 
     def run(self) -> bool:
         """Learns until `total_steps`; returns False where it was stopped before."""
@@ -302,7 +306,11 @@ class _Run:
         self._report.send(self._hooks.on_progress, self._loop.env_steps, len(self._actor_pool.actors), timed)
 
     def _milestone(self) -> None:
-        self._hooks.on_milestone(self._snapshot(), self._loop.env_steps)
+        snapshot = self._snapshot()
+        state = self._hooks.on_milestone(snapshot, self._loop.env_steps)
+        if state is not None and state.learner is not snapshot.learner:
+            # Actors go on with the parameters that they have until the next update publishes others.
+            self._loop.learner = without_member_axis(state.learner)
 
 
 def _vote(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:

@@ -27,14 +27,16 @@ class Report:
       updates: of the learner, where the run stands.
       votes: of the run.
       processes: that share it.
+      tasks: `EnvSpec.tasks`.
 
     Seconds count until a report that is timed: at a milestone with pending updates they do not yet, for what took them
     is not all done.
     """
 
-    def __init__(self, updates: int, votes: Agreement, processes: Processes):
+    def __init__(self, updates: int, votes: Agreement, processes: Processes, tasks: tuple[str, ...] = ()):
         self._updates, self._ballots, self._processes = updates, votes, processes
-        self._no_episodes = EpisodeStats(*np.zeros(3, np.float32))  # type: ignore[arg-type]
+        self._tasks, sums = tasks, np.zeros(len(tasks) if len(tasks) > 1 else (), np.float32)
+        self._no_episodes = EpisodeStats(sums, sums, sums)  # type: ignore[arg-type]
         self._clear()
         self._restart_clock()
 
@@ -110,11 +112,14 @@ class Report:
             metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
         if episodes:
             self._no_episodes = jax.tree.map(np.zeros_like, episodes[0])
-        totals, structure = jax.tree.flatten(jax.tree.map(lambda *x: sum(map(float, x)), self._no_episodes, *episodes))
+        summed = jax.tree.map(lambda *x: sum(np.asarray(y, np.float64) for y in x), self._no_episodes, *episodes)
+        leaves, structure = jax.tree.flatten(summed)
+        totals = np.concatenate([np.ravel(x) for x in leaves])
         with self._processes.collective():
             measurements = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
         spent, totals = measurements[:, : -len(totals)], measurements[:, -len(totals) :].sum(axis=0, dtype=np.float64)
-        metrics |= episode_means(jax.tree.unflatten(structure, totals[:, None]))
+        sums_of_all = [x.reshape(1, *np.shape(leaf)) for x, leaf in zip(np.split(totals, len(leaves)), leaves)]
+        metrics |= episode_means(jax.tree.unflatten(structure, sums_of_all), self._tasks)
         self._clear()
         seconds, transitions = 0.0, 0
         if timed:

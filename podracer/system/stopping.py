@@ -12,12 +12,23 @@ from typing import Any
 
 from podracer.system import console
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that stop a run in good order."""
+
 SOON_SECONDS = 0.3
 """Seconds between the first and the last process of a group that a signal reaches."""
 
 
+def heard() -> list[signal.Signals]:
+    """The signals of `STOPPING` that this process hears: SIGHUP stays ignored where it was, as under `nohup`."""
+    return [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
 class StopSignal:
-    """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+    """Turns SIGTERM, Ctrl-C and SIGHUP into a request to stop; a second Ctrl-C interrupts at once.
+
+    SIGHUP comes when the terminal of a run closes.
+    """
 
     requested = False
     number = 0
@@ -25,7 +36,7 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._previous = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in heard():
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -71,7 +82,7 @@ class Ending:
     def __call__(self) -> None:
         """Ends the process by the signal; returns if no signal stopped it. The last call of a program."""
         number = self.code - 128
-        if number in (signal.SIGINT, signal.SIGTERM):
+        if number in STOPPING:
             console.write(sys.stdout, "")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,14 @@ from podracer.types import ArrayTree
 
 DATA_AXES = (DATA_AXIS, "shard")
 """The axes that a learner reduces over: devices (a mesh axis) and logical shards within a device (a vmap axis)."""
+
+
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts a function of positional arguments under `DATA_AXES`, where its shard is the only one."""
+    # Nothing is mapped: the axes only have their names, and no dims of size one.
+    for axis in reversed(DATA_AXES):
+        function = jax.vmap(function, in_axes=None, out_axes=None, axis_name=axis, axis_size=1)
+    return function
 
 
 def local_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -8,8 +8,7 @@ from typing import Any, get_args
 from podracer import nets, spaces
 from podracer.environments.gate import MOST_CHANNELS
 from podracer.learning import resets
-from podracer.nets.critics_config import CriticsConfig
-from podracer.nets.networks import images, visible
+from podracer.nets.encoding import images, seen_spec, visible
 from podracer.search import world_models
 from podracer.types import Agent, EnvSpec
 
@@ -31,10 +30,10 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
         return chosen | {"torso": "your own network"}
     if not hasattr(config, "torso"):
         return chosen
-    if isinstance(config, CriticsConfig):
+    if isinstance(config, nets.CriticsConfig):
         return chosen | {"torso": config.torso}
     stacked = getattr(config, "frame_stack", 1)
-    stacked_spec = nets.stacked_spec(spec, stacked)
+    stacked_spec = seen_spec(nets.stacked_spec(spec, stacked), getattr(config, "policy_observations", ()))
     if isinstance(config, world_models.Sizes):
         torso, core = "convolutions" if world_models.takes_convolutions(stacked_spec, config.torso) else "mlp", ""
     else:

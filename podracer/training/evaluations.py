@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import configs
+from podracer.atari.scores import of_returns
 from podracer.errors import Closed
 from podracer.evaluation import evaluation
 from podracer.run import metrics
@@ -64,6 +65,11 @@ class Evaluations:
         self.diverged = np.zeros(run.population, bool)
         self.cut = False
 
+    def prepare(self, state: RunState) -> None:
+        """Begins to compile the evaluation of such states, in a thread."""
+        if self._processes.is_first:
+            self._evaluator.prepare(actor_params(self._experiment, state), self._experiment.run.population)
+
     def are_due(self, env_steps: int) -> bool:
         """True where a multiple of `eval_every` was passed since the newest one."""
         return crossed(self.at, env_steps, self._experiment.run.eval_every)
@@ -113,6 +119,10 @@ class Evaluations:
             if not self.diverged[member]:
                 row |= {"eval/return_mean": result.mean, "eval/return_std": result.std}
                 row |= {"eval/episodes": result.episodes, "eval/unfinished": result.unfinished}
+                returns = {name: task.mean for name, task in result.tasks.items()}
+                row |= {f"eval/return/{name}": value for name, value in returns.items()}
+                scores = of_returns(returns) if returns else {}
+                row |= {f"eval/score/{name}": float(value) for name, value in scores.items()}
             self._log.write(row)
 
     def _say_diverged(self, own: RunState) -> None:
@@ -141,7 +151,8 @@ class Evaluations:
 def actor_params(experiment: Experiment, state: RunState) -> ActorParams:
     """The parameters that act in evaluation, [P], on this process's first device."""
     learner = jax.device_put(local_learner(state).learner, jax.local_devices()[0])
-    return jax.vmap(experiment.agent.actor_params)(learner, jnp.ones(experiment.run.population))
+    progress = np.ones(experiment.run.population, np.float32)  # as an array of JAX it takes two programs to make
+    return jax.vmap(experiment.agent.actor_params)(learner, progress)  # type: ignore[arg-type]
 
 
 def _not_finite(state: RunState) -> np.ndarray:

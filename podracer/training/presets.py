@@ -2,41 +2,25 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. Those of
-`sac` are for any task (podracer/training/sac_presets.py). A protocol, of which a preset for Atari has one, is how games
-are played and reported (podracer/atari/protocols.py).
+locomotion tasks of Gymnasium, `playground` and `brax` for robots of these libraries
+(podracer/training/robot_presets.py), `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe.
+Those of `sac` are for any task (podracer/training/sac_presets.py). A protocol, of which a preset for Atari has one, is
+how games are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from podracer import atari, configs, environments
 from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.atari import presets as papers
 from podracer.run.config import RunConfig
-from podracer.training import sac_presets
-
-
-class Settings(NamedTuple):
-    """Differences from the defaults.
-
-    Attributes:
-      agent: fields of the agent's config.
-      run: fields of `RunConfig`.
-      env: fields of the environment's options.
-      names: `preset` and `protocol`, where there are such.
-    """
-
-    agent: Mapping[str, Any] = {}
-    run: Mapping[str, Any] = {}
-    env: Mapping[str, Any] = {}
-    names: Mapping[str, str] = {}
-
+from podracer.training import robot_presets, sac_presets
+from podracer.training.settings import Settings, merged
 
 LUNAR_LANDER = Settings(
     {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
@@ -196,6 +180,10 @@ MINATAR: dict[str, Settings] = {
 TASKS: dict[str, dict[tuple[str, str], Settings]] = {
     "classic": CLASSIC,
     "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
+    **{
+        name: {("ppo", task): merged(*layers) for task, layers in tasks.items()}
+        for name, tasks in (("playground", robot_presets.PLAYGROUND_LAYERS), ("brax", robot_presets.BRAX_LAYERS))
+    },
     "minatar": {(agent, f"minatar_{game}"): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
     "board": BOARD,
 }
@@ -204,7 +192,7 @@ matter."""
 
 
 ANYWHERE: dict[str, dict[str, Settings]] = {
-    name: {"sac": Settings(*sac_presets.settings(name))} for name in sac_presets.NAMES
+    name: {"sac": merged(*layers)} for name, layers in sac_presets.LAYERS.items()
 }
 """By name, and then by agent: presets for any task. What `TASKS` has for the agent's task goes before them."""
 
@@ -237,15 +225,14 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
         layers = [_of_protocol(preset_settings.names["protocol"], agent, environment, preset_settings), preset_settings]
     else:
         layers = [preset_settings]
-    parts = ({k: v for layer in (*layers, given) for k, v in layer[i].items()} for i in range(len(Settings._fields)))
-    merged = Settings(*parts)
+    found = merged(*layers, given)
     if preset_settings.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
-        return _with_periods(agent, merged, preset_settings)
+        return _with_periods(agent, found, preset_settings)
     if agent == "efficientzero" and preset:
-        total_steps = configs.from_json(RunConfig, merged.run).total_steps
-        fitted = papers.by_run(preset, merged.agent, _task(environment), total_steps)
-        return merged._replace(agent={**merged.agent, **fitted, **given.agent})
-    return merged
+        total_steps = configs.from_json(RunConfig, found.run).total_steps
+        fitted = papers.by_run(preset, found.agent, _task(environment), total_steps)
+        return found._replace(agent={**found.agent, **fitted, **given.agent})
+    return found
 
 
 def _find(name: str, agent: str, environment: str) -> Settings:
@@ -264,8 +251,7 @@ def _find(name: str, agent: str, environment: str) -> Settings:
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
     if agent in ANYWHERE.get(name, {}):
         of_task = next(filter(None, (_in_tasks(tasks, agent, environment) for tasks in TASKS)), Settings())
-        layers = ANYWHERE[name][agent], of_task, Settings(*sac_presets.of_task(name, _task(environment)))
-        found = Settings(*({k: v for part in parts for k, v in part.items()} for parts in zip(*layers)))
+        found = merged(ANYWHERE[name][agent], of_task, *sac_presets.of_task(name, _task(environment)))
     else:
         found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})
@@ -275,7 +261,10 @@ def suggestion(agent: Any, environment: Any) -> list[str]:
     """A line on the preset that is made for an agent on a task; none where there is none, or they are objects."""
     if not (isinstance(agent, str) and isinstance(environment, str)):
         return []
-    name = next((name for name in TASKS if _in_tasks(name, agent, environment)), None)
+    # Of tasks with one name, such as brax:halfcheetah and HalfCheetah-v4, the preset by the kind's name is meant.
+    kind = environment.partition(":")[0]
+    order = sorted(TASKS, key=lambda name: name != kind)
+    name = next((name for name in order if _in_tasks(name, agent, environment)), None)
     return [f"{agent} has settings for {environment}: --preset {name}, or preset={name!r} in Python"] if name else []
 
 
@@ -294,7 +283,8 @@ def _in_tasks(name: str, agent: str, environment: str) -> Settings | None:
 
 def _task(environment: str) -> str:
     """A name without kind and version."""
-    return environment.rpartition(":")[2].partition("-v")[0]
+    # Several tasks have no settings of their own.
+    return environment if "," in environment else environment.rpartition(":")[2].partition("-v")[0]
 
 
 def _of_atari(name: str, agent: str, environment: str) -> Settings:
@@ -317,29 +307,28 @@ def _of_protocol(name: str, agent: str, environment: str, preset_settings: Setti
 
 
 def _check_game(what: str, environment: str) -> None:
-    if environment.startswith("envpool:"):
-        options = environments.options(environment)
-        if options.__name__ == "AtariOptions":  # whose module needs Gymnasium
-            return
-    raise ValueError(f"{what}: {environment} is not a game of Atari, such as envpool:Pong-v5.")
+    for name in environment.split(","):
+        # By the name of the class, whose module needs Gymnasium.
+        if not name.startswith("envpool:") or environments.options(name).__name__ != "AtariOptions":
+            raise ValueError(f"{what}: {name} is not a game of Atari, such as envpool:Pong-v5.")
 
 
-def _with_periods(agent: str, merged: Settings, preset_settings: Settings) -> Settings:
+def _with_periods(agent: str, found: Settings, preset_settings: Settings) -> Settings:
     """With rollouts of one period (see `podracer.atari.presets.rollout_length`).
 
     Raises:
       ValueError: for several actors, of which each would hand over a part of a period and act between two copies.
     """
     for name in ("actor_threads", "actor_devices"):
-        if (number := merged.run.get(name) or 1) > 1:
+        if (number := found.run.get(name) or 1) > 1:
             raise ValueError(
                 f"{name}={number}: rollouts of this preset are one period between copies to the target network, which "
                 "one actor acts; leave it out (or give rollout_length)."
             )
-    num_envs = configs.from_json(RunConfig, merged.run).num_envs or preset_settings.run["num_envs"]
-    rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], merged.agent), num_envs)
-    return merged._replace(
-        agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}
+    num_envs = configs.from_json(RunConfig, found.run).num_envs or preset_settings.run["num_envs"]
+    rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], found.agent), num_envs)
+    return found._replace(
+        agent={**found.agent, "rollout_length": rollout_length}, run={**found.run, "num_envs": num_envs}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
+import envs_jax
 from podracer import configs, environments, topology
 from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
-from podracer.environments import gate, imports, wrapping
+from podracer.environments import gate, imports, task_lists, tasks, wrapping
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.environments.host_tasks import HostTasks
 from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.run.config import RunConfig
 from podracer.run.driver import Driver
 from podracer.run.record import Experiment
@@ -62,6 +67,8 @@ def resolve(
     hyper: Mapping[str, Any] | None = None,
     devices: list[Any] | None = None,
     remote: RemotelyStepped | None = None,
+    pbt: PBT | None = None,
+    pbt_dir: pathlib.Path | None = None,
 ) -> Experiment:
     """A run's parts; `remote` makes environments that others step of those that this process would.
 
@@ -69,6 +76,7 @@ def resolve(
       ValueError: for what makes no sense.
       TypeError: for what is none of the things that were expected.
     """
+    environment = task_lists.text(environment)
     path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += [name for name, part in (("network", network), ("optimizer", optimizer)) if part is not None]
@@ -82,11 +90,16 @@ def resolve(
         arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
         eval_episodes=run.eval_episodes or (32 if on_host else 128),
         eval_every=run.eval_every or max(1, run.total_steps // 10),
-        checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
     )
-    make = _sebulba if run.arch == "sebulba" else _anakin
-    driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
+    _check_members(run, pbt, pbt_dir)
+    if run.arch == "anakin":
+        driver, resolved = _anakin(agent, environment, run, hypers, devices, pbt)
+    else:
+        driver, resolved = _sebulba(agent, environment, run, hypers, devices)
     run = dataclasses.replace(run, **resolved)
+    if pbt and pbt_dir:
+        rows = run.num_envs * agent.config.rollout_length  # type: ignore[operator]
+        population.check(pbt, agent, environment.spec, None, rows)
     _check_updates(agent, run)
     description = {
         "podracer": __version__,
@@ -106,7 +119,30 @@ def resolve(
         description["optimizer_state"] = described(of_member)
     if path:
         description["imports"] = {"environment": path}
-    return Experiment(agent, environment, run, driver, hypers, description, network)
+    if pbt:
+        description["pbt"] = configs.to_json(pbt)
+    if pbt_dir:
+        description["pbt_dir"] = str(pbt_dir)
+    return Experiment(agent, environment, run, driver, hypers, description, network, pbt, pbt_dir)
+
+
+def _check_members(run: RunConfig, pbt: PBT | None, pbt_dir: pathlib.Path | None) -> None:
+    """Checks where the members of population based training are: in one program, or runs of their own.
+
+    Raises:
+      ValueError: for both, or neither.
+    """
+    if pbt_dir and not pbt:
+        raise ValueError("pbt_dir needs pbt: interval and score=(low, high) at least, and rule='impala'.")
+    if pbt_dir and run.arch == "anakin":
+        raise ValueError("pbt_dir is for runs of Sebulba; members of one program (population=) need no directory.")
+    if pbt and not pbt_dir and run.arch == "sebulba":
+        raise ValueError(
+            "pbt: only Anakin has populations in one program. Start several runs with a directory in common, pbt_dir=, "
+            "or use an environment in pure JAX."
+        )
+    if pbt_dir and jax.process_count() > 1:
+        raise ValueError("pbt_dir: a member is a run of one process; leave topology out.")
 
 
 def _environment(
@@ -125,20 +161,28 @@ def _environment(
     from envs_jax import testing  # which imports podracer
 
     name, options = "", {}
-    if isinstance(environment, str):
+    if (things := task_lists.split(environment)) is not None:
+        # Of the options, those that were given: tasks may have other defaults of one name.
+        name, options = environment if isinstance(environment, str) else "", configs.to_json(dict(env_options or {}))
+        environment, wrap = task_lists.make(things, env_options or {}, wrap), []
+    elif isinstance(environment, str):
         name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
         environment = None if unknown_here else environments.make(environment, **(env_options or {}))
         options = configs.to_json(environments.options(name)(**(env_options or {})))
     else:
         environment = environments.adopt(environment, env_options)
         options = configs.to_json(dict(env_options or {}))
-    if wrap and environment is not None and not isinstance(environment, HostEnvironments):
+    if wrap and environment is not None and not isinstance(environment, HostEnvironments | tasks.Tasks):
         testing.validate_protocol(environment)  # a mistake is its own, and not that of a wrapper
     environment = wrapping.wrapped(environment, wrap)
+    if remote and isinstance(environment, HostTasks | tasks.Tasks):
+        raise ValueError("remote: workers step one environment, not several tasks; leave listen out.")
     if remote:
         environment = remote(name or environment.spec.name, environment, options if environment else None, run)
     if not isinstance(environment, HostEnvironments):
-        testing.validate_protocol(environment)
+        if name not in envs_jax.names():  # those keep it, and tracing takes a while
+            for task in tasks.parts(environment):
+                testing.validate_protocol(task)
     elif run.arch == "anakin":
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
     else:
@@ -187,7 +231,12 @@ def _check_updates(agent: Agent, run: RunConfig) -> None:
 
 
 def _anakin(
-    agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
+    agent: Agent,
+    environment: Environment,
+    run: RunConfig,
+    hyper: dict[str, np.ndarray],
+    devices: list[Any] | None,
+    pbt: PBT | None,
 ) -> tuple[Driver, dict[str, int]]:
     if run.replicas is not None:
         raise ValueError(f"replicas={run.replicas}: only Sebulba has them; leave it out, or add arch='sebulba'.")
@@ -207,16 +256,20 @@ def _anakin(
         population=run.population,
         devices=devices,
     )
-    seeds = run.seed + np.arange(run.population, dtype=np.int32)
+    tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_shard, "a shard")
+    if pbt:
+        rows = layout.num_envs * agent.config.rollout_length
+        population.check(pbt, agent, environment.spec, run.population, rows)
     driver = Anakin(
         agent,
         environment,
         layout,
         reset_pool=run.reset_pool,
-        seeds=seeds,
+        seeds=run.seeds,
         hyper=hyper,
         lockstep=run.mode == "lockstep",
         final_updates=run.final_updates,
+        pbt=pbt,
     )
     return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards}
 
@@ -228,7 +281,7 @@ def _sebulba(
     hyper: dict[str, np.ndarray],
     devices: list[Any] | None,
 ) -> tuple[Driver, dict[str, int]]:
-    for name, plain in (("population", 1), ("reset_pool", 0)):
+    for name, plain in (("population", 1), ("member_seeds", ()), ("reset_pool", 0)):
         if (getattr(run, name) or plain) != plain:
             seeds = "; several seeds or values (hyper) are several runs (--seeds 0 1 2)" if name == "population" else ""
             raise ValueError(
@@ -247,6 +300,9 @@ def _sebulba(
         updates_per_batch=run.updates_per_batch,
         devices=devices or jax.local_devices(),
     )
+    parts = layout.shards_per_replica * run.updates_per_batch
+    where = "an actor" if parts == 1 else "a shard of an actor"
+    tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_actor // parts, where)
     driver = Sebulba(
         agent,
         environment,

@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from podracer import configs, errors
 from podracer.errors import PeerError, TrainingDivergedError
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
-from podracer.run.best import Best, Snapshots
+from podracer.run.best import SOON_SECONDS, Best, Snapshots
 from podracer.run.driver import (
     Progress,
     RunHooks,
@@ -27,12 +29,15 @@ from podracer.run.driver import (
     without_replay,
 )
 from podracer.run.record import Experiment
+from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
 from podracer.topology import here as local
 from podracer.topology.processes import ALONE, Processes
 from podracer.training import choices, summary
 from podracer.training.callback import StopRequests, UserCallback
 from podracer.training.evaluations import Evaluations, actor_params
+from podracer.training.exchange import Exchange
+from podracer.training.generations import Generations
 from podracer.training.training_log import TrainingLog
 from podracer.training.transfer import transferred
 
@@ -71,6 +76,9 @@ class Session:
         keep = experiment.run.keep_checkpoints
         self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes) if directory else None
         self._notes = list(notes)
+        self._is_new = False
+        if not resume:
+            experiment.driver.prepare()
         self._state = self._begin(resume, init_from)
         # Process 0 writes and speaks for all; the others keep the same rows, but for `time/...`, of their own clocks.
         self._callback = UserCallback(log if processes.is_first else None)
@@ -93,6 +101,13 @@ class Session:
         self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
         self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
         self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
+        self._generations: Generations | Exchange | None = None
+        if experiment.pbt_dir:
+            self._generations = Exchange(experiment, directory, self._state, self._display.say)
+            self._training.hyper = self._generations.hyper
+        elif experiment.pbt:
+            self._generations = Generations(experiment, directory, self._state, processes)
+            self._training.hyper = self._generations.hyper
 
     def _begin(self, resume: bool, init_from: Result | None) -> RunState:
         """The state that this stretch begins with: a checkpoint's, or the driver's first one."""
@@ -108,7 +123,8 @@ class Session:
             if not experiment.run.checkpoint_replay:
                 state = empty_replay(state, like)
             return state
-        state = experiment.driver.init()
+        with span("first state"):
+            state = experiment.driver.init()
         if init_from:
             state = state._replace(learner=transferred(init_from, state.learner))
             if self._checkpoints:  # a run that goes on needs nothing of the other any more
@@ -133,10 +149,13 @@ class Session:
                 self._display.say(line)
             self._display.say("compiling ...")
             self._doing("compiling")
-            compile_seconds = driver.compile(self._state)
+            self._evaluations.prepare(self._state)
+            with span("program"):
+                compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
             self._saved_at = time.monotonic()
             self._evaluate_at(self._state, least_env_steps(self._state))
+            self._state = self._evolve_at(self._state, least_env_steps(self._state))
             self._doing("training")
             self._training.start_cpu_clock()
             hooks = RunHooks(
@@ -146,24 +165,39 @@ class Session:
                 should_stop=self._requests.requested,
                 should_save=lambda: self._processes.is_first and self._is_late(),
             )
-            self._state, complete = driver.run(
-                self._state, hooks, total_steps=run.total_steps, processes=self._processes
-            )
+            with span("training"):
+                self._state, complete = driver.run(
+                    self._state, hooks, total_steps=run.total_steps, processes=self._processes
+                )
             result = self._finish(compile_seconds, complete)
             if self._callback.error:
+                self.draw(result)
                 self._callback.error.add_note(f"podracer: {self._ending(result.summary)}")
                 raise self._callback.error
             return result
         except TrainingDivergedError as error:
+            if self._best:
+                self._best.write_held()
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
         except (errors.CheckpointError, rundir.WriteError) as error:
             raise type(error)(f"{error} {self._last_good()} Make room and continue with {self._resume()}.") from error
         finally:
             self._display.close()
             self._log.close()
-            for checkpoints in (self._checkpoints, self._best, self._snapshots):
-                if checkpoints:
-                    checkpoints.close()
+            for each in (self._checkpoints, self._best, self._snapshots, self._generations):
+                if each:
+                    each.close()
+
+    def draw(self, result: Result) -> None:
+        """Draws the run's curve into its directory; the last thing, because it takes a while.
+
+        Raises:
+          WriteError: where the disk refuses.
+        """
+        drawn = any("episode/return" in row for row in result.history)
+        if self._directory and self._processes.is_first and drawn and self._is_new:
+            with rundir.writing(self._directory / "curve.png"), span("plot"):
+                result.plot()
 
     def _doing(self, what: str) -> None:
         """Notes what this process does now, for people and for the other processes."""
@@ -181,6 +215,8 @@ class Session:
 
     def _on_progress(self, now: Progress) -> None:
         self._training.write(now)
+        if isinstance(self._generations, Exchange):
+            self._generations.add(now)
 
     def _last_good(self) -> str:
         path = self._checkpoints.newest() if self._checkpoints else None
@@ -192,23 +228,37 @@ class Session:
 
     def _next_milestone(self, env_steps: int) -> int:
         run = self._experiment.run
-        every = [run.eval_every] + ([run.checkpoint_every] if self._checkpoints else [])
+        every = [run.eval_every] + ([self._checkpoint_every] if self._checkpoints else [])
         every += [self._snapshots.every] if self._snapshots else []
-        return min([run.total_steps] + [(env_steps // n + 1) * n for n in every if n])
+        ends = [run.total_steps] + ([self._generations.next_milestone(env_steps)] if self._generations else [])
+        return min(ends + [(env_steps // n + 1) * n for n in every if n])
 
-    def _on_milestone(self, state: RunState, env_steps: int) -> None:
+    def _on_milestone(self, state: RunState, env_steps: int) -> RunState:
         run = self._experiment.run
         final = env_steps >= run.total_steps and not self._in_final_updates(state)
         self._doing("evaluating and saving")
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         if self._snapshots and self._snapshots.is_due(env_steps):
             self._snapshots.save(env_steps, actor_params(self._experiment, state), self._experiment.driver.mesh)
-        late = self._processes.broadcast(self._is_late())
-        if final or late or crossed(max(self._saved_steps(), default=-1), env_steps, run.checkpoint_every):
+        late, soon = self._processes.broadcast((self._is_late(), run.checkpoint_every is None and self._is_soon()))
+        due = crossed(max(self._saved_steps(), default=-1), env_steps, self._checkpoint_every)
+        if final or late or (due and not soon):
             self._save(state, env_steps)
         self._evaluate_at(state, env_steps, final)
+        self._write_best(state, env_steps, now=False)
+        # At last: what was saved and evaluated is what was trained, and a run that goes on from there does this again.
+        state = self._evolve_at(state, env_steps)
         self._doing("training")
         self._training.start_cpu_clock()
+        return state
+
+    def _evolve_at(self, state: RunState, env_steps: int) -> RunState:
+        """Ends a generation where it is time, unless a signal has left an evaluation to be done first."""
+        if self._generations is None or self._evaluations.cut or not self._generations.is_due(env_steps):
+            return state
+        state = self._generations.evolve(state, env_steps)
+        self._training.hyper = self._generations.hyper
+        return state
 
     def _save(self, state: RunState, env_steps: int) -> None:
         """Writes a checkpoint, if there is a directory."""
@@ -219,12 +269,22 @@ class Session:
             self._checkpoints.delete(env_steps)
         self._checkpoints.save(env_steps, self._saved(state))
         self._log.to_disk()
+        if self._generations:
+            self._generations.to_disk()
         self._saved_at = time.monotonic()
 
     def _is_late(self) -> bool:
         """True where the newest checkpoint is older than `checkpoint_minutes`."""
         late = time.monotonic() - self._saved_at > 60 * self._experiment.run.checkpoint_minutes
         return self._checkpoints is not None and late
+
+    def _is_soon(self) -> bool:
+        """True where the newest checkpoint was written just now."""
+        return time.monotonic() - self._saved_at < SOON_SECONDS
+
+    @property
+    def _checkpoint_every(self) -> int:
+        return self._experiment.run.checkpoint_every or max(1, self._experiment.run.total_steps // 5)
 
     def _in_final_updates(self, state: RunState) -> bool:
         """True for a state that still owes final updates."""
@@ -242,12 +302,28 @@ class Session:
 
     def _evaluate(self, state: RunState, env_steps: int) -> None:
         """Evaluates, and keeps the state where it is the best so far."""
-        score = self._evaluations.evaluate(state, env_steps)
+        with span("evaluation"):
+            score = self._evaluations.evaluate(state, env_steps)
         if score is None or self._best is None:
             return
-        if self._best.wants(score) and env_steps not in self._saved_steps():
-            self._save(state, env_steps)  # a run that goes on goes never back before its best
+        if not self._best.wants(score):
+            return
+        if self._best.waits():
+            self._best.hold(env_steps, score, only_learner(state))
+            return
+        self._save_before_best(state, env_steps)
         self._best.offer(env_steps, score, only_learner(state))
+
+    def _save_before_best(self, state: RunState, env_steps: int) -> None:
+        """Writes a checkpoint, unless there is one: a run that goes on goes never back before its best."""
+        if env_steps not in self._saved_steps():
+            self._save(state, env_steps)
+
+    def _write_best(self, state: RunState, env_steps: int, *, now: bool) -> None:
+        """Writes the best state that is held, once it has waited, or now."""
+        if self._best and self._best.held and (now or not self._best.waits()):
+            self._save_before_best(state, env_steps)
+            self._best.write_held()
 
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
         """Evaluates and saves what is left to, and writes the summary."""
@@ -258,6 +334,7 @@ class Session:
             complete = not self._evaluations.cut
         if not complete and not (trained and at in self._saved_steps()):  # whose evaluation alone was cut
             self._save(state, at)
+        self._write_best(state, at, now=True)
         own = local_learner(state)
         result = Result(self._experiment, own.learner, self._log.rows, self._directory)
         stopped_by, failed = self._requests.gather()
@@ -272,14 +349,13 @@ class Session:
             updates=num_updates(own),
             complete=complete,
             stopped_by=stopped_by,
+            hyper=_numbers(own) if self._generations else self._experiment.hyper,
         )
+        self._is_new = True
         # Of process 0, whose clocks are others than ours.
         result.summary = self._processes.broadcast(configs.to_json(figures))
         if self._directory and self._processes.is_first:
             summary.write(self._directory, result.summary)
-            if any("episode/return" in row for row in result.history):
-                with rundir.writing(self._directory / "curve.png"):
-                    result.plot()
         if failed:
             self._processes.barrier()  # who left now would end process 0 while it writes
             if not self._processes.is_first:
@@ -299,3 +375,8 @@ class Session:
             return f"the run was complete at {figures['env_steps']:,} steps"
         remedy = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
         return f"stopped by {self._requests.cause()} at {figures['env_steps']:,} steps; {remedy}"
+
+
+def _numbers(state: RunState) -> dict[str, np.ndarray]:
+    """The tunable numbers of the members as they are now, [P] by name."""
+    return {name: np.asarray(value) for name, value in state.learner.hyper.items()}

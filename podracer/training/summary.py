@@ -7,9 +7,11 @@ import os
 import pathlib
 import re
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from podracer.evaluation import evaluation
 from podracer.run import metrics, rundir
@@ -64,6 +66,7 @@ def make(
     updates: int,
     complete: bool,
     stopped_by: int,
+    hyper: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     """The summary of a run that ends now.
 
@@ -78,6 +81,7 @@ def make(
       updates: updates so far.
       complete: whether nothing is left to do.
       stopped_by: the number of the signal that stopped it, or 0.
+      hyper: the tunable numbers of the members as they are now, [P] by name.
     """
     rates = any("time/steps_per_second" in row for row in rows)
     devices = experiment.driver.devices
@@ -104,10 +108,12 @@ def make(
         "jax": jax.__version__,
         "podracer": __version__,
     }
-    return summary | _scores(experiment, evaluations, rows)
+    return summary | _scores(experiment, evaluations, rows, hyper)
 
 
-def _scores(experiment: Experiment, evaluations: Evaluations, rows: list[metrics.Row]) -> dict[str, Any]:
+def _scores(
+    experiment: Experiment, evaluations: Evaluations, rows: list[metrics.Row], hyper: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
     """The figures of the newest evaluation."""
     if not evaluations.newest:  # stopped before the first
         return {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
@@ -116,7 +122,8 @@ def _scores(experiment: Experiment, evaluations: Evaluations, rows: list[metrics
         found["best_member"] = metrics.best_member(rows)
         found["members"] = [
             {"seed": int(seed), "eval_return_mean": e.mean, "diverged": bool(evaluations.diverged[i])}
-            | {name: float(values[i]) for name, values in experiment.hyper.items()}
+            | {name: float(values[i]) for name, values in hyper.items()}
+            | ({"tasks": {name: task.mean for name, task in e.tasks.items()}} if e.tasks else {})
             for i, (seed, e) in enumerate(zip(experiment.seeds, evaluations.newest))
         ]
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import signal
 import sys
@@ -17,10 +16,12 @@ import jax
 import numpy as np
 
 from podracer import configs, errors
-from podracer.environments import imports, wrapping
+from podracer.environments import imports, task_lists, tasks, wrapping
 from podracer.errors import Interrupted
 from podracer.learning.optimizer import Own
 from podracer.nets import Network
+from podracer.population import config as population
+from podracer.population.config import PBT
 from podracer.remote.settings import Remote
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
@@ -29,12 +30,13 @@ from podracer.run.config import RunConfig
 from podracer.run.driver import counter_values, memory_explained, only_learner
 from podracer.run.record import Experiment
 from podracer.system import console, files
-from podracer.system.console import note
 from podracer.system.lock import RunLock
+from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
+from podracer.topology import executables
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import choices, masks, presets, shared
-from podracer.training.resolve import num_updates, resolve, stored_options
+from podracer.training import caches, notes, presets, shared
+from podracer.training.resolve import resolve, stored_options
 from podracer.training.session import Session
 from podracer.training.transfer import transferred
 from podracer.training.workers import Workers
@@ -66,6 +68,8 @@ def train(
     progress: bool = True,
     topology: Topology = "local",
     remote: Remote | Mapping[str, Any] | None = None,
+    pbt: PBT | Mapping[str, Any] | None = None,
+    pbt_dir: str | pathlib.Path | None = None,
     **run_settings: Any,
 ) -> Result:
     """Trains an agent and returns it with its history.
@@ -74,8 +78,8 @@ def train(
 
     Args:
       agent: a name, or an `Agent`.
-      environment: a name; an object that follows `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`,
-        of which every lane is a copy; or a class or function without arguments that makes one of these.
+      environment: a name; a `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`, of which every lane
+        is a copy; a class or function without arguments that makes one of these; or a list of these (docs/tasks.md).
       run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
       resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none). More
         `total_steps` than it had train it further.
@@ -101,10 +105,12 @@ def train(
         calls this alike; or a `podracer.Pod`, which says where they are. Process 0 writes and speaks for all.
       remote: where workers connect that step the environments (`podracer.serve_envs`), of a `HostEnvironments` or of
         `remote:NAME`, which only they can make. A resumed run listens where it did.
+      pbt: population based training (docs/populations.md): at intervals, members that do badly copy better ones.
+      pbt_dir: with Sebulba, the directory in which several runs are the members: each writes what it has learnt there.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
-      Interrupted: where Ctrl-C or SIGTERM stopped the run, with its result; it can be resumed.
+      Interrupted: where Ctrl-C, SIGTERM or SIGHUP stopped the run, with its result; it can be resumed.
       PeerError: where another process of a pod is gone or does not answer.
       ValueError: for anything wrong in what was asked, before anything is compiled or written.
       TypeError: for an environment that breaks the protocol, saying what and where.
@@ -114,8 +120,12 @@ def train(
       RemoteError: where workers that should step environments are not there.
       OSError: where `remote` names an address that cannot be listened at.
     """
-    began = time.monotonic()
-    with _start(topology) as processes, Workers(remote, run_dir if resume else None) as workers:
+    began, environment = time.monotonic(), task_lists.text(environment)
+    with (
+        _start(topology) as processes,
+        Workers(remote, run_dir if resume else None) as workers,
+        contextlib.ExitStack() as caching,
+    ):
         names: Mapping[str, str] = {}
         if preset or protocol:
             merged = _merge_preset(agent, environment, preset, protocol, config, run_settings, env_options)
@@ -128,33 +138,38 @@ def train(
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
-        parts |= {"network": network, "optimizer": optimizer}
-        with rundir.layout_explained(directory if resume else None):
+        parts |= {"network": network, "optimizer": optimizer, "pbt": population.of(pbt)}
+        parts["pbt_dir"] = None if pbt_dir is None else files.local(pbt_dir)
+        with rundir.layout_explained(directory if resume else None), span("set-up"):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
-        _use_compilation_cache()
+        caches.use_compilation_cache()
+        caching.enter_context(executables.using(caches.executables(experiment, processes.count)))
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
         if processes.is_first:
-            _note_choices(experiment)
+            notes.tell(experiment)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
-        experiment.driver.check()
+        with span("check"):
+            experiment.driver.check()
         source = _source(init_from, experiment)
         processes.check_equal(configs.to_json(experiment.description))
-        notes = [] if resume or names else presets.suggestion(agent, environment)
+        hints = [] if resume or names else presets.suggestion(agent, environment)
         with contextlib.ExitStack() as stack:
             if directory is not None:
                 lock = stack.enter_context(contextlib.closing(RunLock(directory)))
                 shared.by_first(processes, lock.take)
-                notes += shared.by_first(processes, rundir.prepare, directory, experiment.description, resume)
+                hints += shared.by_first(processes, rundir.prepare, directory, experiment.description, resume)
             stack.enter_context(memory_explained())
             stop = stack.enter_context(StopSignal())
-            parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
-            result = Session(*parts).run()
+            parts = (experiment, directory, resume, log, progress, stop, source, hints, processes, began)
+            session = Session(*parts)
+            result = session.run()
+            if progress and result.summary["complete"] and processes.is_first:
+                console.write(sys.stdout, f"{result}\n")
+            session.draw(result)
         workers.finished = result.summary["complete"]
-        if progress and result.summary["complete"] and processes.is_first:
-            console.write(sys.stdout, f"{result}\n")
     # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
     if stop.number or result.summary["stopped_by"]:
         raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name, _next(result))
@@ -180,14 +195,6 @@ def _merge_preset(
         raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
     given = presets.Settings(config or {}, run_settings, env_options or {})
     return presets.merge(agent, environment, preset, protocol, given)
-
-
-def _note_choices(experiment: Experiment) -> None:
-    """Tells the user what the agent makes of its environment that may not be meant."""
-    agent, spec = experiment.agent, experiment.environment.spec
-    lines = masks.ignored(agent, spec) + choices.flat_images(agent, spec, experiment.description["chosen"])
-    for line in lines + choices.no_resets(agent, num_updates(agent, experiment.run)):
-        note(line)
 
 
 def _source(init_from: Result | str | pathlib.Path | None, experiment: Experiment) -> Result | None:
@@ -243,10 +250,9 @@ def _check(environment: Environment | HostEnvironments) -> None:
     """
     from envs_jax import testing  # which imports podracer
 
-    if isinstance(environment, HostEnvironments):
-        return
     try:
-        testing.check_briefly(environment)
+        for task in tasks.parts(environment):
+            testing.check_briefly(task)
     except testing.ConformanceError as error:
         raise ValueError(f"{str(error).rstrip('.')}; check=False trains all the same.") from None
 
@@ -332,7 +338,7 @@ def load(
       TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
-    _use_compilation_cache()
+    caches.use_compilation_cache()
     directory = files.local(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
@@ -353,8 +359,7 @@ def load(
         checkpoints.close()
     for problem in problems:
         console.say(problem)
-    updates = int(np.max(jax.device_get(state.learner.num_updates)))
-    steps = int(counter_values(state.env_steps).max())
+    updates, steps = int(np.max(state.learner.num_updates)), int(counter_values(state.env_steps).max())
     rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
     history = metrics.history(metrics.until(rows, updates, steps))
     result = Result(experiment, state.learner, history, directory)
@@ -384,17 +389,7 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "config": None if given["agent"] else stored["agent_config"],
         "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "wrap": stored.get("wrap", ()),
+        "pbt": population.of(stored.get("pbt")),
+        "pbt_dir": stored.get("pbt_dir") and pathlib.Path(stored["pbt_dir"]),
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
-
-
-def _use_compilation_cache() -> None:
-    """Keeps compiled programs on disk, unless the user has set a cache of their own."""
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
-        return
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    except RuntimeError:  # a container's user without a home keeps none
-        return
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

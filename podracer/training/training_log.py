@@ -27,6 +27,7 @@ class TrainingLog:
     Attributes:
       train_seconds: seconds of training so far, in all parts of the run.
       cpu_seconds: seconds of this process's CPUs in training so far, likewise.
+      hyper: tunable numbers that change in training, [P] by name, as they are now.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class TrainingLog:
         self.cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         self._began = began - sum(row.get("time/wall_seconds", 0.0) for row in before)
         self._rate = 0.0
+        self.hyper: Mapping[str, np.ndarray] = {}
         self.start_cpu_clock()
 
     @property
@@ -64,7 +66,9 @@ class TrainingLog:
             row: metrics.Row = {"env_steps": int(steps), "updates": now.updates}
             if self._experiment.run.population > 1:
                 row["member"] = member
-            self._log.write(row | {name: float(value[member]) for name, value in now.metrics.items()} | timing)
+            row |= {name: float(value[member]) for name, value in now.metrics.items()}
+            row |= {f"hyper/{name}": float(value[member]) for name, value in self.hyper.items()}
+            self._log.write(row | timing)
         self._cautions.check(now.metrics)
         returns = now.metrics["episode/return"]
         returns = returns[np.isfinite(returns)]

@@ -41,6 +41,7 @@ from podracer.types.environment import (
     Transition,
     check_metric_names,
     check_one_player,
+    task_of,
 )
 
 __all__ = [
@@ -72,4 +73,5 @@ __all__ = [
     "Transition",
     "check_metric_names",
     "check_one_player",
+    "task_of",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from podracer.types.environment import (
     ArrayTree,
+    Metrics,
     TimeStep,
     Trajectory,
 )
@@ -205,6 +206,28 @@ class LearnFn(Protocol):
         ...
 
 
+class LossFn(Protocol):
+    """Computes the loss of a trajectory for an objective of one's own; under no axes, of one device alone."""
+
+    def __call__(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, /
+    ) -> tuple[jax.Array, Metrics]:
+        """Computes the loss whose gradient by `params` `learn` takes, over all lanes at once.
+
+        Its value is no return, and its differences are not its gradient: targets, advantages and ratios are constants.
+
+        Args:
+          params: the network's parameters.
+          learner: the tunable numbers and normalisation statistics; constants, but for the numbers.
+          trajectory: [T, B].
+          progress: float32 []; the share of the run that is done.
+
+        Returns:
+          The loss, float32 [], and metrics.
+        """
+        ...
+
+
 class ReanalyseFn(Protocol):
     """Renews samples before they are learnt from."""
 
@@ -257,6 +280,7 @@ class Agent(NamedTuple):
       best: the best actions, without chance, for greedy policies and exports. None where they are those of `act` in
         evaluation.
       cautions: metrics to look at for the user.
+      loss: the loss whose gradient `learn` takes, for outer objectives (`podracer.anakin.update`); None without one.
     """
 
     name: str
@@ -274,3 +298,4 @@ class Agent(NamedTuple):
     refresh: RefreshFn | None = None
     best: BestFn | None = None
     cautions: tuple[Caution, ...] = ()
+    loss: LossFn | None = None

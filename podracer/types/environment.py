@@ -76,6 +76,8 @@ class EnvSpec(NamedTuple):
       num_players: 1, or 2 for a zero-sum game in turns: then discounts may be -1, and an episode's return is the first
         mover's.
       raw_scores: True if rows of host environments have raw scores and ends of games too (see `HostStep`).
+      tasks: names of the K tasks that lanes play side by side, () for one task. The task of a lane is its global number
+        mod K (`task_of`), on all shards and actors; `Trajectory.lane` tells it to the learner.
     """
 
     name: str
@@ -85,6 +87,15 @@ class EnvSpec(NamedTuple):
     metrics: tuple[str, ...] = ()
     num_players: int = 1
     raw_scores: bool = False
+    tasks: tuple[str, ...] = ()
+
+
+def task_of(lane: Any, num_tasks: int) -> Any:
+    """The task of each lane: its place in `EnvSpec.tasks`, int32 [B], from global lane numbers int32 [B].
+
+    All are 0 where `num_tasks`, the length of `EnvSpec.tasks`, is 0 or 1.
+    """
+    return lane % max(num_tasks, 1)
 
 
 def check_one_player(spec: EnvSpec, agent: str) -> None:
@@ -132,9 +143,13 @@ class Transition(NamedTuple):
 class Environment(Protocol):
     """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
 
-    Random keys live outside the state, so that a search over states cannot foresee chance. Three things are optional:
-    `render(state)`, which returns uint8 [H, W, 3]; `symmetries`, of board games (`envs_jax.board_game.Symmetries`); and
-    `costly_reset`, True if `reset` takes much longer than `step`, so that only lanes that are over are reset.
+    Random keys live outside the state, so that a search over states cannot foresee chance. Four things are optional:
+
+    *   `render(state)`, which returns uint8 [H, W, 3];
+    *   `symmetries`, of board games (`envs_jax.board_game.Symmetries`);
+    *   `costly_reset`, True if `reset` takes much longer than `step`, so that only lanes that are over are reset;
+    *   `parameters(key) -> tree` and `with_parameters(tree) -> Environment`, of a family with one spec: numbers to
+        draw, and the environment with them, also where they are traced (`podracer.anakin.update`).
     """
 
     @property
@@ -295,7 +310,8 @@ class HostEnvironments(Protocol):
 class EpisodeStats(NamedTuple):
     """Sums over the episodes that ended: divide by `count`. float32 scalars; returns of raw, undiscounted rewards.
 
-    `metrics` are those of `EnvSpec.metrics`, by name.
+    Of several tasks they are float32 [K], in the order of `EnvSpec.tasks`. `metrics` are those of `EnvSpec.metrics`, by
+    name.
     """
 
     return_sum: jax.Array

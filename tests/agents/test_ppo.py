@@ -456,7 +456,8 @@ def test_rewards_are_scaled_by_the_deviation_of_returns() -> None:
         actor_state=trajectory.actor_state._replace(discounted_return=()),
         extras={name: x for name, x in trajectory.extras.items() if name != "discounted_return"},
     )
-    _, expected = learn_plain(before._replace(aux=plain.init(KEY, before.hyper).aux), without)
+    hyper = before.hyper | {"reward_scale": jnp.float32(1.0)}
+    _, expected = learn_plain(before._replace(aux=plain.init(KEY, hyper).aux, hyper=hyper), without)
     np.testing.assert_allclose(metrics["loss/value"], expected["loss/value"], rtol=1e-3)
     np.testing.assert_allclose(metrics["loss/policy"], expected["loss/policy"], rtol=1e-3, atol=1e-5)
 

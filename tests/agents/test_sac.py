@@ -74,6 +74,8 @@ CASES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.5,
         "value_hidden_sizes": (6,),
         "normalize_observations": True,
+        "statistics_min_std": 0.5,
+        "statistics_clip": 1.0,
         "normalize_rewards": True,
         "learning_rate_schedule": "linear",
         "final_rate": 0.5,
@@ -299,18 +301,17 @@ def test_td3_is_a_preset() -> None:
     assert configs.from_json(SACConfig, found.agent).policy == "deterministic"
 
 
-@pytest.mark.parametrize("name", sac_presets.NAMES)
+@pytest.mark.parametrize("name", sac_presets.LAYERS)
 def test_presets_are_few_fields_each(name: str) -> None:
     """At most eight from layer to layer, none of them for nothing."""
     agent: dict[str, Any] = presets.merge("sac", "acrobot", name, None, presets.Settings({"max_value": 9.0})).agent  # type: ignore[assignment]
     assert configs.from_json(SACConfig, agent)
-    while name:
-        layer = sac_presets.LAYERS[name]
-        below = vars(SACConfig()) | (sac_presets.settings(layer.below)[0] if layer.below else {})
+    below: dict[str, Any] = dict(vars(SACConfig()))
+    for layer in sac_presets.LAYERS[name]:
         changed = {field: value for field, value in layer.agent.items() if below[field] != value}
         assert changed == layer.agent
         assert len(changed) <= 8
-        name = layer.below
+        below |= changed
 
 
 def test_presets_of_playground_know_its_tasks() -> None:

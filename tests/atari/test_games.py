@@ -18,6 +18,25 @@ Seaquest 68.4 42054.7 1020 | UpNDown 533.4 11693.2 16096
 """Random, human and EfficientZero's score on Atari 100k, as papers on it print them; its mean is 1.904 and its median
 1.160 (Ye et al. 2021, table 1)."""
 
+DMLAB30 = """
+rooms_collect_good_objects_test 10.0 0.1 9.0 5.8 | rooms_exploit_deferred_effects_test 85.7 8.5 15.6 11.0
+rooms_select_nonmatching_object 65.9 0.3 7.3 26.1 | rooms_watermaze 54.0 4.1 26.9 31.1
+rooms_keys_doors_puzzle 53.8 4.1 28.0 24.3 | language_select_described_object 389.5 -0.1 324.6 593.1
+language_select_located_object 280.7 1.9 189.0 301.7 | language_execute_random_task 254.1 -5.9 -49.9 66.8
+language_answer_quantitative_question 184.5 -0.3 219.4 264.0 | lasertag_one_opponent_large 12.7 -0.2 -0.2 0.3
+lasertag_three_oponents_large 18.6 -0.2 -0.1 4.1 | lasertag_one_opponent_small 18.6 -0.1 -0.1 2.5
+lasertag_three_opponents_small 31.5 -0.1 19.1 11.3 | natlab_fixed_large_map 36.9 2.2 34.7 12.2
+natlab_varying_map_regrowth 24.4 3.0 20.7 15.9 | natlab_varying_map_randomized 42.4 7.3 36.1 29.0
+skymaze_irreversible_path_hard 100.0 0.1 13.6 30.0 | skymaze_irreversible_path_varied 100.0 14.4 45.1 53.6
+pyschlab_arbitrary_visuomotor_mapping 58.8 0.2 16.4 14.3 | pyschlab_continuous_recognition 58.3 0.2 29.9 29.9
+pyschlab_sequential_comparison 39.5 0.1 0.0 0.0 | pyschlab_visual_search 78.5 0.1 0.0 0.0
+explore_object_locations_small 74.5 3.6 57.8 62.6 | explore_object_locations_large 65.7 4.7 37.0 51.1
+explore_obstructed_goals_small 206.0 6.8 135.2 188.8 | explore_obstructed_goals_large 119.5 2.6 39.5 71.0
+explore_goal_locations_small 267.5 7.7 209.4 252.5 | explore_goal_locations_large 194.5 3.1 83.1 125.3
+explore_object_rewards_few 77.7 2.1 39.8 43.2 | explore_object_rewards_many 106.7 2.4 58.7 62.6
+"""
+"""Human, random, experts' and one agent's score on the 30 tasks of DeepMind Lab (Espeholt et al. 2018, table B.1)."""
+
 
 def test_games_are_envpools():
     envpool = pytest.importorskip("envpool")
@@ -64,6 +83,17 @@ def test_scores_are_normalised_as_papers_do():
     for game, score, norm in (("Breakout-v5", 401.2, 13.272), ("Hero", 19950, 0.765), ("Krull", 3805, 2.769)):
         assert atari.human_normalised(game, score, table="nature") == pytest.approx(norm, abs=2e-3)
         assert atari.human_normalised(game, score) != pytest.approx(norm, abs=2e-2)
+
+
+def test_capped_scores_come_to_table_b1():
+    """The paper prints 44.5% and 49.4%, of scores that it does not round."""
+    rows = [row.split()[1:] for line in DMLAB30.strip().splitlines() for row in line.split(" | ")]
+    human, random, experts, impala = np.array(rows, float).T
+    assert len(rows) == 30
+    for returns, mean in ((experts, 0.444), (impala, 0.493), (human, 1.0), (random, 0.0)):
+        assert atari.capped_scores(returns, random, human).mean() == pytest.approx(mean, abs=5e-4)
+    # Experts are below random play in one task, which counts less than 0.
+    assert atari.capped_scores(experts, random, human).min() < -0.15
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,9 @@ def complaint(capsys, command):
         ("train ppo lunar_lander", "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? Known: "),
         ("train ppo LunarLander-v2", "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? Known: "),
         ("agents ppo", "agents takes no arguments, but got ppo."),
+        ("train vtrace catch --pbt.rule impala", "pbt needs an interval (--pbt.interval)"),
+        ("train vtrace catch --pbt.interval 1000", "pbt: population=1 has nobody to copy"),
+        ("train vtrace envpool:CartPole-v1 --pbt.interval 1000", "pbt: only Anakin has populations"),
         (
             "bench",
             "bench needs what to measure: podracer bench anakin|sebulba|replay|search.",
@@ -293,6 +296,8 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         capsys, f"plot {trained} --metric loss/totl"
     )
     assert "xyz" in complaint(capsys, f"plot {trained} -o curve.xyz")
+    assert "has no generations" in complaint(capsys, f"plot {trained} --pbt")
+    assert "--pbt draws one run" in complaint(capsys, f"plot {trained} {trained} --pbt")
     (tmp_path / "metrics.jsonl").write_text("")
     assert "there is no config.json" in complaint(capsys, f"plot {tmp_path}")
     shutil.copy(trained / "config.json", tmp_path)
@@ -665,7 +670,7 @@ def test_a_reader_that_has_read_enough(monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(cli.commands, "_reader_is_gone", lambda: False)
-        patch.setitem(cli.commands.COMMANDS, "agents", lost)
+        patch.setattr("podracer.cli.listing.agents", lost)
         assert run("agents") == 1
         assert "[Errno 32] the connection is gone, in lost" in capsys.readouterr().err
 
@@ -733,6 +738,17 @@ def test_a_sweep_in_the_shell(asked):
     (settings,) = asked
     assert settings["hyper"] == {"learning_rate": [0.0, 0.01], "entropy_cost": 0.0}
     assert settings["init_from"] == pathlib.Path("other")
+
+
+def test_a_population_that_evolves_in_the_shell(asked, capsys):
+    typed = "--population 4 --pbt.interval 1000 --pbt.hyper learning_rate entropy_cost --pbt.score 0 1"
+    run(f"{TRAIN} {typed} --agent.learning-rate-schedule constant")
+    assert asked[0]["pbt"] == {"interval": 1000, "hyper": ("learning_rate", "entropy_cost"), "score": (0.0, 1.0)}
+    run(TRAIN)
+    assert asked[1]["pbt"] is None
+    capsys.readouterr()
+    assert run("train vtrace catch --help") == 0
+    assert "--pbt.min-episodes" in capsys.readouterr().out
 
 
 def test_a_run_starts_from_another_and_is_exported(trained, tmp_path, capsys):

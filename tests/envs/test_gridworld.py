@@ -1,13 +1,15 @@
 """Gridworld against the model of `value_iteration.py`, which shares no code with it."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs_jax.gridworld import ChainState, GridObject, GridState, Gridworld, GridworldOptions
+from envs_jax.gridworld import GridObject, GridParameters, GridState, Gridworld, GridworldOptions
+from envs_jax.gridworld_chain import ChainState
 from tests.support import value_iteration
 
 # Every rule at once: two objects that come back, a trap that ends half of the episodes.
@@ -263,3 +265,57 @@ def test_bad_options_name_field_value_and_remedy(field, value):
 def test_bad_objects_name_field_value_and_remedy(field, value):
     with pytest.raises(ValueError, match=rf"^GridObject\({field}={value!r}\): use "):
         GridObject(**({"reward": 1.0} | {field: value}))
+
+
+# Parameters
+
+
+@pytest.mark.parametrize("task", ["tabular", pytest.param("random_goals", marks=pytest.mark.slow)])
+def test_a_grid_by_parameters_is_the_one_by_options(task: Any) -> None:
+    """Also where all of them are traced."""
+    things = (GridObject(0.5, 0.25, 0.5), GridObject(-1.0, 0.5, 0.125))
+    other = (GridObject(9.0), GridObject(9.0))
+    grids = [
+        Gridworld(GridworldOptions(task, height=3, width=4, objects=objects, object_cells=cells))
+        for objects, cells in ((things, ((2, 1), (0, 3))), (other, ((0, 0), (1, 1))))
+    ]
+    numbers = np.array([[0.5, 0.25, 0.5], [-1.0, 0.5, 0.125]], np.float32).T
+    asked = GridParameters(*map(jnp.asarray, numbers), jnp.array([3, 4]), jnp.array([[2, 1], [0, 3]]))
+
+    def play(parameters: Any, key: jax.Array) -> Any:
+        env = grids[0] if parameters is None else grids[1].with_parameters(parameters)
+
+        def step(state: Any, key: jax.Array) -> Any:
+            action = jax.random.randint(key, (), 0, 9)
+            state, transition = env.step(state, action, key)
+            return state, (env.observe(state), transition)
+
+        return jax.lax.scan(step, env.reset(key), jax.random.split(key, 40))
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    same, traced = (jax.jit(jax.vmap(play, in_axes=(None, 0)))(parameters, keys) for parameters in (None, asked))
+    jax.tree.map(np.testing.assert_array_equal, same, traced)
+
+
+def test_parameters_are_drawn_within_their_grid() -> None:
+    grid = Gridworld(GridworldOptions(height=4, width=5))
+    drawn = jax.jit(jax.vmap(grid.parameters))(jax.random.split(jax.random.key(0), 500))
+    assert {tuple(size) for size in np.asarray(drawn.size)} == {(h, w) for h in (2, 3, 4) for w in (3, 4, 5)}
+    assert np.all((drawn.cells >= 0) & (drawn.cells < drawn.size[:, None]))
+    assert np.all(np.any(drawn.cells[:, 0] != drawn.cells[:, 1], axis=-1))
+
+    # Nobody leaves a small grid, and the agent begins beside the objects.
+    def walk(parameters: Any, key: jax.Array) -> Any:
+        env = grid.with_parameters(parameters)
+        step = lambda state, key: (env.step(state, jax.random.randint(key, (), 0, 9), key)[0], state)  # noqa: E731
+        return jax.lax.scan(step, env.reset(key), jax.random.split(key, 20))[1]
+
+    states = jax.jit(jax.vmap(walk))(drawn, jax.random.split(jax.random.key(1), 500))
+    assert np.all((states.agent >= 0) & (states.agent < drawn.size[:, None]))
+    assert np.all(states.objects == drawn.cells[:, None])
+    assert not np.any(np.all(states.agent[:, 0, None] == states.objects[:, 0], axis=-1))
+
+
+def test_a_chain_has_no_parameters() -> None:
+    with pytest.raises(ValueError, match="has no parameters; use 'tabular' or 'random_goals'"):
+        Gridworld(GridworldOptions(task="delayed_chain")).parameters(jax.random.key(0))

@@ -176,7 +176,7 @@ def test_train_says_what_and_where(name, tmp_path, monkeypatch):
     def compile_step(*args):
         raise AssertionError("it got as far as compiling")
 
-    monkeypatch.setattr(runner, "compile_step", compile_step)
+    monkeypatch.setattr(runner, "start_step", compile_step)
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         podracer.train("vtrace", environment, run_dir=tmp_path / "run", total_steps=100, num_envs=8, progress=False)
     assert "\n" not in str(caught.value)
@@ -196,7 +196,7 @@ def test_train_plays_what_is_ones_own(monkeypatch):
     def compile_step(*args):
         raise CompiledError
 
-    monkeypatch.setattr(runner, "compile_step", compile_step)
+    monkeypatch.setattr(runner, "start_step", compile_step)
     endless = Mine(transition=lambda s: Transition(jnp.float32(1), jnp.float32(1), jnp.asarray(False)))
     train = functools.partial(podracer.train, "vtrace", total_steps=100, num_envs=8, progress=False)
     message = (
@@ -221,7 +221,7 @@ def test_weak_types_are_not_an_error(monkeypatch):
         compiled.append(jax.eval_shape(program.step, program.like(), program.like_limits()))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "compile_step", compile_step)
+    monkeypatch.setattr(runner, "start_step", compile_step)
     with pytest.raises(KeyboardInterrupt):
         podracer.train("vtrace", environment, total_steps=100, num_envs=8, progress=False)
     assert compiled

@@ -166,6 +166,28 @@ def test_the_learning_rate_is_differentiable() -> None:
     np.testing.assert_allclose(jax.grad(total)(jnp.float32(0.3)), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("name", "eps_root"), [("sgd", 0.0), ("adam", 1e-4)])
+def test_a_gradient_of_zeros_has_a_derivative(name: Any, eps_root: float) -> None:
+    """Through the clip by its norm, and with `eps_root` through the root of Adam's second moment."""
+    made, params = optimizer.make(name, eps_root=eps_root), tree(np.zeros(5))
+    state, direction = made.init(params, numbers(0.0, 0.0, 0.0)), tree(np.arange(1.0, 6.0))
+
+    @jax.jit
+    @jax.grad
+    def derivative(scale: jax.Array) -> jax.Array:
+        grads = jax.tree.map(lambda x: scale * x, direction)
+        return jnp.sum(stepped(made, grads, state, params, 0.5, 2.0)[0]["a"])
+
+    # Adam's first step is g / (sqrt(g^2 + eps_root) + eps), here without an eps.
+    expected = -0.5 * (1.0 + 2.0) / (np.sqrt(eps_root) if eps_root else 1.0)
+    np.testing.assert_allclose(derivative(jnp.float32(0)), expected, rtol=1e-4)
+
+
+def test_eps_root_is_adams() -> None:
+    with pytest.raises(ValueError, match=r"optimizer_eps_root=1e-12 is a number of optimizer='adam'; leave it out"):
+        optimizer.make("rmsprop", eps_root=1e-12)
+
+
 def test_b2_is_the_decay_of_squares() -> None:
     moves, _ = updates(optimizer.make("adam", b2=0.9), RATES, np.inf, eps=0.01)
     np.testing.assert_allclose(moves, oracles.adam(gradients(), RATES, b2=0.9, epsilon=0.01), rtol=1e-4, atol=1e-7)

@@ -174,7 +174,9 @@ def test_a_rate_of_its_own_follows_no_schedule() -> None:
     assert set(ppo(None).hyper) & set(optimizer.TUNABLE) == {"learning_rate", "optimizer_eps"}
     assert set(ppo(None, optimizer="muon").hyper) & set(optimizer.TUNABLE) == set(optimizer.TUNABLE)
     agent = ppo(optax.adam)
-    with pytest.raises(ValueError, match=r"hyper\['weight_decay'\]: the agent's optimiser does not use it; used: "):
+    with pytest.raises(
+        ValueError, match=r"hyper\['weight_decay'\]: the agent does not use it with its settings; used: "
+    ):
         configs.population_hyper(agent.config, 2, {"weight_decay": [0.0, 0.1]}, agent.hyper)
 
 

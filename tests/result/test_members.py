@@ -54,6 +54,15 @@ def test_a_sweep_has_a_line_for_each_setting():
     assert set(curves((two, 2))) == {"learning_rate=0.001, discount=0.5", "learning_rate=0.0001, discount=0.9"}
 
 
+def test_numbers_that_evolve_are_no_settings():
+    rates = [1e-3, 1e-4]
+    evolved = description(population=2, hyper={"learning_rate": rates}) | {"pbt": {"hyper": ["learning_rate"]}}
+    assert curves((evolved, 2)) == {"vtrace on catch": 2}
+    table = members.table(members.from_run(evolved, list(rows(2))), ["learning_rate", "discount"])
+    assert all("learning_rate" not in row and row["discount"] == 0.99 for row in table)
+    assert len(curves((evolved, 2), (description(population=2, hyper={"learning_rate": rates}), 2))) == 3
+
+
 def test_seeds_of_one_setting_have_no_name_but_the_runs():
     assert curves((description(), 1)) == {"vtrace on catch": 1}
     assert curves((description(population=3), 3)) == {"vtrace on catch": 3}

@@ -349,3 +349,38 @@ def test_a_mask_may_have_the_environments_axes():
         assert found.dtype == np.int8
     with pytest.raises(ValueError, match=r"the observation\['action_mask'\] holds bool \(2, 2\)"):
         policy.fit(space, {"t": np.int32(0), "action_mask": mask[:2]}, None)
+
+
+PARTS = {"a": spaces.Box(-1.0, 1.0, (3,)), "b": spaces.Box(-1.0, 1.0, (2,)), "c": spaces.Discrete(3)}
+APART = agents.PPOConfig(
+    **SMALL, policy_observations=("a",), value_observations=("b", "c"), normalize_observations=True
+)
+
+
+def test_a_policy_asks_for_what_it_sees():
+    """Members that the value alone sees are no part of it, and may be given all the same."""
+    spec = BOX._replace(observation_space=spaces.Dict(PARTS))
+    agent = agents.ppo.make(spec, APART)
+    learner = jax.jit(agent.init)(jax.random.key(3), {name: jnp.float32(x) for name, x in agent.hyper.items()})
+    learner = learner._replace(params=jax.tree.map(lambda x: 20.0 * x, learner.params))
+    found = policy.from_agent(agent, spec, agent.actor_params(learner, jnp.float32(0)))
+    assert found.spec.observation_space == spaces.Dict({"a": PARTS["a"]})
+    actor, a = policy.Actor(found), np.array([0.3, -0.2, 0.9], np.float32)
+    alone = actor({"a": a})
+    np.testing.assert_array_equal(alone, actor({"a": a, "b": np.ones(2, np.float32), "c": np.int32(2)}))
+    assert np.any(alone != actor({"a": -a}))
+    with pytest.raises(ValueError, match=r"the observation is \['b'\]; the environment shows Dict"):
+        actor({"b": np.ones(2, np.float32)})
+
+
+@pytest.mark.slow
+def test_an_export_has_what_it_needs(tmp_path):
+    """No weight of a value's large network, and one member of three."""
+    spec = BOX._replace(observation_space=spaces.Dict(PARTS))
+    agent = agents.ppo.make(spec, dataclasses.replace(APART, value_hidden_sizes=(256, 256)))
+    learner = jax.jit(agent.init)(jax.random.key(3), {name: jnp.float32(x) for name, x in agent.hyper.items()})
+    found = policy.from_agent(agent, spec, agent.actor_params(learner, jnp.float32(0)))
+    card = {"agent": "ppo", "environment": "box", "source": "", "evaluation": None, "mean": None}
+    export.save(found, tmp_path, card)
+    assert (tmp_path / "policy.stablehlo").stat().st_size < 4 * 256 * 256 / 2
+    assert load_policy(tmp_path).policy.spec.observation_space == found.spec.observation_space

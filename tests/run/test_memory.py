@@ -56,8 +56,9 @@ def test_a_program_must_fit():
 
 
 def test_anakin_asks_before_it_runs(monkeypatch):
+    much = runner.Compiled(lambda *args: None, None, 0.0, 3 * 2**30)
     monkeypatch.setattr(Anakin, "devices", [SMALL])
-    monkeypatch.setattr(runner, "compile_step", lambda *args: runner.Compiled(lambda *args: None, None, 0.0, 3 * 2**30))
+    monkeypatch.setattr(runner, "start_step", lambda *args: types.SimpleNamespace(result=lambda: much))
     with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
         podracer.train("vtrace", "catch", total_steps=100, num_envs=8, progress=False)
 

@@ -10,7 +10,7 @@ import podracer
 from podracer.run import rundir
 from podracer.run.config import RunConfig
 from podracer.system import files
-from podracer.training import train
+from podracer.training import caches
 from podracer.training.resolve import resolve
 
 
@@ -99,7 +99,7 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
         for elsewhere, expected in (("", None), ("/somewhere", "/somewhere/podracer/xla")):
             monkeypatch.setenv("XDG_CACHE_HOME", elsewhere)
             jax.config.update("jax_compilation_cache_dir", None)
-            train._use_compilation_cache()
+            caches.use_compilation_cache()
             assert jax.config.jax_compilation_cache_dir == expected
     finally:
         jax.config.update("jax_compilation_cache_dir", cache)

@@ -25,7 +25,17 @@ from podracer.evaluation import evaluation
 from podracer.sebulba import actor_program, learner_program
 from podracer.topology import collectives
 from podracer.training import resolve
-from podracer.types import Agent, Batch, Environment, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
+from podracer.types import (
+    Agent,
+    Batch,
+    Environment,
+    EnvSpec,
+    HostEnvironments,
+    LearnerState,
+    TimeStep,
+    Trajectory,
+    Transition,
+)
 
 
 def _mapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,10 +243,10 @@ def shared_programs() -> Iterator[None]:
 
     def evaluator(self: Any, agent: Agent, environment: Any, episodes: int, *rest: Any, **named: Any) -> None:
         begin(self, agent, environment, episodes, *rest, **named)
-        if hasattr(self, "_compiled") and is_shared(agent):
+        if not isinstance(environment, HostEnvironments) and is_shared(agent):
             bound = inspect.signature(begin).bind(self, agent, environment, episodes, *rest, **named)
             key = ("evaluator", id(agent), _identity(environment), episodes, bound.arguments.get("max_steps"))
-            self._compiled = _PROGRAMS.setdefault(key, self._compiled)
+            self._plays = _PROGRAMS.setdefault(key, self._plays)
 
     with (
         mock.patch.object(resolve, "make_agent", agent_of),

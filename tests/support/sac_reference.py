@@ -124,8 +124,9 @@ class Reference:
         """Rows by statistics that have row 0 of them."""
         if self.settings["normalize_observations"]:
             self.moments.add(rows["observation"][0])
-            std = np.sqrt(self.moments.variance + 1e-4)
-            rows = rows | {"observation": np.clip((rows["observation"] - self.moments.mean) / std, -10, 10)}
+            std = np.sqrt(self.moments.variance + self.settings["statistics_min_std"] ** 2)
+            limit = self.settings["statistics_clip"]
+            rows = rows | {"observation": np.clip((rows["observation"] - self.moments.mean) / std, -limit, limit)}
         if self.settings["normalize_rewards"]:
             G = rows["discounted_return"][0][~rows["first"][0].astype(bool)]
             self.return_moments.add(G)

@@ -19,12 +19,28 @@ cli.main([])
 """
 
 
-@pytest.mark.parametrize(("code", "ended"), [(130, -signal.SIGINT), (143, -signal.SIGTERM), (0, 0), (1, 1), (137, 137)])
+@pytest.mark.parametrize(
+    ("code", "ended"),
+    [(129, -signal.SIGHUP), (130, -signal.SIGINT), (143, -signal.SIGTERM), (0, 0), (1, 1), (137, 137)],
+)
 def test_a_process_ends_by_the_signal_that_stopped_it(code, ended):
     """After all else: what begins later is called before it, such as a pod's goodbye."""
     done = subprocess.run([sys.executable, "-c", STOPPED.format(code=code)], stdout=subprocess.PIPE, check=False)
     assert done.returncode == ended
     assert b"what is left to do" in done.stdout
+
+
+def test_a_closed_terminal_stops_a_run_unless_it_was_told_to_ignore_that():
+    handler = signal.getsignal(signal.SIGHUP)
+    try:
+        for before, requested in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
+            signal.signal(signal.SIGHUP, before)
+            with stopping.StopSignal() as stop:
+                signal.raise_signal(signal.SIGHUP)
+            assert stop.requested == requested
+            assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, handler)
 
 
 def test_a_shells_loop_ends_with_ctrl_c_alone(tmp_path):

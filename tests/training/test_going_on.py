@@ -202,6 +202,31 @@ def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
         podracer.load(run.run_dir, step=17)
 
 
+def test_what_comes_soon_is_written_once(tmp_path, monkeypatch):
+    """Nobody asked for checkpoints: a run of seconds has those of its end and of its best, written at its end."""
+    told = iter([0.1, 0.9, 0.3, 0.5])
+
+    def evaluated(self, params, seeds):
+        return [podracer.Evaluation(np.float32([next(told)]), np.float32([1.0]), 0)]
+
+    saved = []
+    save = checkpoint.Checkpoints.save
+
+    def noted(self, step, state):
+        saved.append((self.directory.name, step))
+        return save(self, step, state)
+
+    monkeypatch.setattr(podracer.evaluation.evaluation.Evaluator, "__call__", evaluated)
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", noted)
+    monkeypatch.setattr(best_folder, "SOON_SECONDS", 1e6)
+    monkeypatch.setattr(session, "SOON_SECONDS", 1e6)
+    run = train(tmp_path / "run", 2000, checkpoint_every=None)
+    steps = [row["env_steps"] for row in run.history if "eval/return_mean" in row]
+    assert saved == [("checkpoints", steps[-1]), ("best", steps[1])]
+    best = podracer.load(run.run_dir, step="best")
+    assert (parameters(best) != parameters(run)).any()
+
+
 @pytest.mark.slow
 def test_the_best_is_never_lost_by_a_run_that_is_killed(tmp_path, monkeypatch):
     """After an evaluation that was the best so far there is a checkpoint, and the best one is made up for."""
@@ -215,6 +240,7 @@ def test_the_best_is_never_lost_by_a_run_that_is_killed(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(podracer.evaluation.evaluation.Evaluator, "__call__", evaluated)
+    monkeypatch.setattr(best_folder, "SOON_SECONDS", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(best_folder.Best, "offer", killed)
         with pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """The names of a run's settings, in its description and wherever it goes on."""
 
+import itertools
 import json
 import re
 
@@ -11,7 +12,8 @@ from podracer.agents import AlphaZeroConfig
 from podracer.agents.registry import AGENTS
 from podracer.bench import measure
 from podracer.run import rundir
-from podracer.training import presets
+from podracer.training import presets, robot_presets
+from podracer.training.settings import merged
 from tests.support import harness
 
 SMALL = {
@@ -78,6 +80,42 @@ def test_the_preset_of_a_task_is_found_by_its_name(task):
         "Schulman et al. 2017, table 3"
     )
     assert (config.discount, config.gae_lambda, config.clip_epsilon) == (0.99, 0.95, 0.2), "table 3"
+
+
+ROBOTS = {
+    "playground:CheetahRun": (2048, 480, 30_720, 16, 60_000_000),
+    "playground:PendulumSwingup": (2048, 480, 30_720, 4, 60_000_000),
+    "playground:WalkerRun": (2048, 480, 30_720, 16, 100_000_000),
+    "playground:Op3Joystick": (8192, 20, 5_120, 4, 100_000_000),
+    "playground:G1JoystickFlatTerrain": (8192, 20, 5_120, 4, 200_000_000),
+    "brax:ant": (4096, 80, 10_240, 4, 50_000_000),
+    "brax:halfcheetah": (2048, 160, 10_240, 8, 50_000_000),
+    "brax:humanoid": (2048, 160, 10_240, 8, 50_000_000),
+}
+"""Lanes, rows of a lane, rows of a minibatch (brax's batch_size * unroll_length), epochs and steps."""
+
+
+@pytest.mark.parametrize("task", ROBOTS)
+def test_presets_of_robots_are_brax_s(task):
+    name = task.partition(":")[0]
+    assert f"--preset {name}" in presets.suggestion("ppo", task)[0]
+    found = presets.merge("ppo", task, name, None, presets.Settings())
+    config, lanes = configs.from_json(podracer.agents.PPOConfig, found.agent), found.run["num_envs"]
+    minibatch = lanes * config.rollout_length // config.num_minibatches
+    assert (lanes, config.rollout_length, minibatch, config.num_epochs, found.run["total_steps"]) == ROBOTS[task]
+    assert (config.policy, config.activation, config.init, config.statistics_clip) == ("tanh", "swish", "lecun", None)
+    assert config.policy_observations == (("state",) if "G1" in task else ())
+
+
+def test_a_layer_of_a_preset_has_at_most_8_settings():
+    every = {**robot_presets.PLAYGROUND_LAYERS, **robot_presets.BRAX_LAYERS}
+    layers = {str(layer): layer for layers in every.values() for layer in layers}
+    assert len(layers) > 10
+    assert max(len(layer.agent) + len(layer.run) for layer in layers.values()) == 8
+    for task, each in every.items():
+        configs.from_json(podracer.agents.PPOConfig, merged(*each).agent)
+        for below, layer in itertools.pairwise(each):
+            assert not set(below.agent.items()) & set(layer.agent.items()), f"{task}: said twice"
 
 
 def test_a_preset_is_suggested_where_there_is_one():

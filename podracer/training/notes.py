@@ -1,4 +1,4 @@
-"""Masks of legal actions that agents take for numbers to see."""
+"""Notes to the user before a run: what an agent makes of its environment that may not be meant."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ import numpy as np
 from podracer import spaces
 from podracer.agents.registry import AGENTS
 from podracer.nets import action_masks
+from podracer.run.record import Experiment
+from podracer.system.console import note
+from podracer.training import choices
+from podracer.training.resolve import num_updates
 from podracer.types import Agent, EnvSpec
 
 _LIKE_ONE = re.compile(r"mask|legal|valid|avail", re.IGNORECASE)
 
 
-def ignored(agent: Agent, spec: EnvSpec) -> list[str]:
+def tell(experiment: Experiment) -> None:
+    """Writes the notes of a run, one line each."""
+    agent, spec = experiment.agent, experiment.environment.spec
+    lines = ignored_masks(agent, spec) + choices.flat_images(agent, spec, experiment.description["chosen"])
+    for line in lines + choices.no_resets(agent, num_updates(agent, experiment.run)):
+        note(line)
+
+
+def ignored_masks(agent: Agent, spec: EnvSpec) -> list[str]:
     """A line where observations have a mask, by its name and size, that an agent of this library does not follow."""
     if agent.name not in AGENTS or action_masks.present(spec):
         return []

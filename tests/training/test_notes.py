@@ -8,7 +8,7 @@ import pytest
 
 import podracer
 from podracer import spaces
-from podracer.training import masks
+from podracer.training import notes
 from podracer.types import EnvSpec, Transition
 
 SEEN, FIVE, MASK = spaces.Box(-1, 1, (3,)), spaces.Discrete(5), spaces.Box(0, 1, (5,))
@@ -16,7 +16,7 @@ SEEN, FIVE, MASK = spaces.Box(-1, 1, (3,)), spaces.Discrete(5), spaces.Box(0, 1,
 
 def said(agent, observations, actions=FIVE):
     named: Any = types.SimpleNamespace(name=agent)
-    return " ".join(masks.ignored(named, EnvSpec("shop", spaces.Dict({"seen": SEEN, **observations}), actions)))
+    return " ".join(notes.ignored_masks(named, EnvSpec("shop", spaces.Dict({"seen": SEEN, **observations}), actions)))
 
 
 @pytest.mark.parametrize("agent", ["ppo", "dqn", "muzero"])
@@ -35,7 +35,7 @@ def test_others_say_nothing():
     assert said("ppo", {"validity": SEEN, "health": MASK}) == ""
     assert said("ppo", {"legal": MASK}, spaces.Box(-1, 1, (5,))) == ""
     named: Any = types.SimpleNamespace(name="ppo")
-    assert masks.ignored(named, EnvSpec("shop", SEEN, spaces.Discrete(3))) == []
+    assert notes.ignored_masks(named, EnvSpec("shop", SEEN, spaces.Discrete(3))) == []
 
 
 def test_train_says_so_at_the_start(capsys):

@@ -1,0 +1,1 @@
+"""A sweep over tunable numbers: its plan, its runs, and its table."""

@@ -1,0 +1,420 @@
+"""Several tasks side by side: every row, sum and metric belongs to the task of its lane, in both drivers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podracer
+from envs_jax import make, wrappers
+from podracer import agents, environments, spaces
+from podracer.anakin import rollout
+from podracer.environments import task_lists
+from podracer.environments.from_jax import SteppedEnvironments
+from podracer.environments.host_tasks import HostTasks
+from podracer.environments.tasks import Tasks
+from podracer.evaluation import evaluation
+from podracer.run import rundir
+from podracer.run.driver import episode_means
+from podracer.sebulba import actor_program
+from podracer.topology import collectives
+from podracer.types import Agent, EnvSpec, EpisodeStats, HostStep, Transition, task_of
+from tests.support import harness
+
+T, B = 5, 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Episodes of `length` steps whose observations are (code, step, 0, ...) and whose rewards are the code."""
+
+    code: float = 1.0
+    length: int = 3
+    size: int = 2
+    choices: int = 2
+    costly_reset: bool = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        box = spaces.Box(0.0, 1000.0, (self.size,))
+        return EnvSpec("told", box, spaces.Discrete(self.choices), self.length, metrics=("codes", str(self.code)))
+
+    def reset(self, key: jax.Array) -> jax.Array:
+        return jnp.int32(0)
+
+    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Transition]:
+        last, code = state + 1 == self.length, jnp.float32(self.code)
+        metrics = {"codes": code, str(self.code): code}
+        return state + 1, Transition(code, 1.0 - last.astype(jnp.float32), last, metrics)
+
+    def observe(self, state: jax.Array) -> jax.Array:
+        shown = jnp.stack([jnp.float32(self.code), state.astype(jnp.float32)])
+        return jnp.pad(shown, (0, self.size - 2))
+
+
+TOLD = {"one": Told(1.0, 3), "two": Told(20.0, 2), "three": Told(300.0, 4, costly_reset=True)}
+CODES, LENGTHS = np.array([1.0, 20.0, 300.0]), np.array([3.0, 2.0, 4.0])
+
+
+def agent_of(spec: EnvSpec) -> Agent:
+    """A tiny agent; `learn` reports the rows that are not of the task of their lane."""
+    agent = agents.vtrace.make(spec, agents.VTraceConfig(rollout_length=T, hidden_sizes=(4,)))
+
+    def learn(learner: Any, trajectory: Any, *rest: Any) -> Any:
+        new, metrics = agent.learn(learner, trajectory, *rest)
+        task = task_of(trajectory.lane, len(spec.tasks))
+        shown = trajectory.timesteps.observation[..., 0]
+        wrong = jnp.sum((shown != jnp.asarray(CODES, jnp.float32)[task][None]).astype(jnp.float32))
+        return new, metrics | collectives.global_sum({"wrong": wrong, "rows": jnp.float32(shown.size)})
+
+    return agent._replace(learn=learn)
+
+
+def roll(environment: Any, reset_pool: int | None = None, updates: int = 2, lanes: int = B) -> Any:
+    """Trajectories of one shard by the first parameters, and the sums of their episodes."""
+    agent = agents.vtrace.make(environment.spec, agents.VTraceConfig(rollout_length=T, hidden_sizes=(4,)))
+    prog = harness.make_program(agent, environment, num_envs=lanes)
+    state = harness.initial(prog, agent, [0])
+    learner, actors = jax.tree.map(lambda x: x[0], state.learner), jax.tree.map(lambda x: x[0, 0], state.actors)
+    settings, found = rollout.Settings(T, reset_pool), []
+    act = jax.jit(
+        lambda actors, key: rollout.rollout(
+            agent, environment, settings, learner, actors, jnp.float32(0), jax.random.split(key, 2 + T)
+        )
+    )
+    for i in range(updates):
+        with jax.debug_key_reuse(True):
+            actors, trajectory, episodes = act(actors, jax.random.key(i))
+        found.append((harness.numbers_of(trajectory), jax.device_get(episodes)))
+    return found
+
+
+def check_rows(trajectory: Any, episodes: EpisodeStats) -> None:
+    """Every row and every sum is that of the task of its lane."""
+    rows, task = trajectory.timesteps, trajectory.lane % 3
+    code, step = np.moveaxis(np.asarray(rows.observation)[..., :2], -1, 0)
+    np.testing.assert_array_equal(code, np.broadcast_to(CODES[task], code.shape))
+    np.testing.assert_array_equal(rows.reward, np.where(rows.first, 0.0, code))
+    np.testing.assert_array_equal(rows.last, step == LENGTHS[task])
+    np.testing.assert_array_equal(np.where(rows.first[1:], 0, step[:-1] + 1), step[1:])
+    ended = np.array([np.sum(rows.last[1:][:, task == k]) for k in range(3)])
+    np.testing.assert_array_equal(episodes.count, ended)
+    np.testing.assert_array_equal(episodes.length_sum, ended * LENGTHS)
+    np.testing.assert_array_equal(episodes.return_sum, ended * LENGTHS * CODES)
+    assert list(episodes.metrics) == ["codes"], "the metrics that all tasks have"
+    np.testing.assert_array_equal(episodes.metrics["codes"], ended * LENGTHS * CODES)
+
+
+def test_rows_of_anakin() -> None:
+    for trajectory, episodes in roll(Tasks(TOLD)):
+        check_rows(trajectory, episodes)
+
+
+@pytest.mark.slow
+def test_rows_of_a_pool_of_states() -> None:
+    """As above, also where states are drawn from a pool for each task."""
+    for trajectory, episodes in roll(Tasks(TOLD), reset_pool=2):
+        check_rows(trajectory, episodes)
+
+
+def test_one_task_is_none() -> None:
+    """The same program, whatever the resets."""
+
+    def program(environment: Any, reset_pool: int | None) -> str:
+        agent = agents.vtrace.make(environment.spec, agents.VTraceConfig(rollout_length=2, hidden_sizes=(4,)))
+        prog = harness.make_program(agent, environment, num_envs=2, reset_pool=reset_pool)
+        return prog.step.lower(prog.like(), prog.like_limits()).as_text()
+
+    for reset_pool in (None, 2):
+        catch = make("catch")
+        assert program(Tasks([catch]), reset_pool) == program(catch, reset_pool)
+
+
+@pytest.mark.slow
+def test_equal_tasks_are_one() -> None:
+    """Random numbers belong to lanes, so two equal tasks have the rows and the sums of one."""
+    catch = make("catch")
+    for (one, sums), (two, of_two) in zip(roll(catch, updates=4), roll(Tasks([catch, catch]), updates=4)):
+        harness.assert_same(one, two)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, np.sum(b)), sums, of_two)
+        means, whole = episode_means(of_two, ("catch", "catch")), episode_means(sums)
+        assert set(means) == {*whole, "episode/return/catch"}
+        np.testing.assert_array_equal(means["episode/return"], whole["episode/return"])
+
+
+class Host:
+    """Host environments in NumPy, one of `Told`; `log` is told of every call."""
+
+    def __init__(self, told: Told, log: list[Any], raw: bool = False):
+        self.told, self.log, self.raw = told, log, raw
+        self.spec = told.spec._replace(raw_scores=raw)
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
+        self.log.append(("make", num_lanes, seed, evaluation))
+        return HostRunning(self, num_lanes)
+
+
+class HostRunning:
+    def __init__(self, parent: Host, num_lanes: int):
+        self.parent, self.spec = parent, parent.spec
+        self.lanes, self.t = np.arange(num_lanes, dtype=np.int32), np.zeros(num_lanes, np.int64)
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        told = self.parent.told
+        self.parent.log.append(("recv", told.code))
+        first, last = self.t == 0, self.t == told.length
+        shown = np.zeros((len(self.lanes), told.size), np.float32)
+        shown[:, 0], shown[:, 1] = told.code, self.t
+        raw = (np.full(len(self.lanes), 7.0), last & (self.t == 9)) if self.parent.raw else (None, None)
+        metrics = np.stack([self.t * told.code, self.t * told.code])
+        return self.lanes, HostStep.of(shown, np.full(len(self.lanes), told.code), last, first, last, *raw, metrics)
+
+    def send(self, lanes: np.ndarray, actions: Any) -> None:
+        self.parent.log.append(("send", self.parent.told.code, np.asarray(actions).tolist()))
+        np.testing.assert_array_equal(lanes, self.lanes)
+        self.t = np.where(self.t == self.parent.told.length, 0, self.t + 1)
+
+    def close(self) -> None:
+        self.parent.log.append(("close", self.parent.told.code))
+
+
+def test_rows_of_the_host() -> None:
+    log: list[Any] = []
+    wide, narrow = Told(1.0, 3, size=4, choices=3), Told(20.0, 2)
+    tasks = HostTasks({"wide": Host(wide, log), "narrow": Host(narrow, log, raw=True)}, union="pad", task_input=True)
+    assert tasks.spec == EnvSpec(
+        "wide,narrow",
+        spaces.Dict({"observation": spaces.Box(0.0, 1000.0, (4,)), "task": spaces.Box(0.0, 1.0, (2,))}),
+        spaces.Discrete(3),
+        3,
+        metrics=("codes",),
+        raw_scores=True,
+        tasks=("wide", "narrow"),
+    )
+    running = tasks.make(4, 100)
+    lanes, before = running.recv()
+    running.send(lanes, np.array([2, 2, 1, 1]))
+    _, rows = running.recv()
+    # Both are sent their actions before one is waited for; an action that a task does not have is its action 0.
+    calls = [("recv", 1.0), ("recv", 20.0)]
+    made = [("make", 2, 100, False), ("make", 2, 102, False)]
+    assert log == [*made, *calls, ("send", 1.0, [2, 1]), ("send", 20.0, [0, 1]), *calls]
+    np.testing.assert_array_equal(lanes, range(4))
+    shown = np.array([[1.0, 1.0, 0.0, 0.0], [20.0, 1.0, 0.0, 0.0]] * 2)
+    np.testing.assert_array_equal(rows.observation["observation"], shown)
+    np.testing.assert_array_equal(rows.observation["task"], np.eye(2)[[0, 1, 0, 1]])
+    # reward, discount, first, last, raw score, game over: a task without raw scores has its own.
+    alike = [[1.0, 20.0] * 2, [1.0] * 4, [0.0] * 4, [0.0] * 4, [1.0, 7.0] * 2, [0.0] * 4]
+    np.testing.assert_array_equal(rows.scalars, alike)
+    np.testing.assert_array_equal(rows.metrics, [[1.0, 20.0] * 2])
+    for _ in range(2):
+        running.send(lanes, np.zeros(4, np.int32))
+        _, later = running.recv()
+    np.testing.assert_array_equal(later.scalars[[3, 5]], [[1.0, 0.0] * 2] * 2)
+    np.testing.assert_array_equal(before.observation["observation"][:, 1], 0.0)  # rows are not written to again
+    running.close()
+    assert log[-2:] == [("close", 1.0), ("close", 20.0)]
+    zeros = HostStep.zeros(tasks.spec, 4)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), zeros) == jax.tree.map(lambda x: (x.shape, x.dtype), rows)
+    # A task by itself has the same spaces, and its own place.
+    narrow_alone = tasks.alone()["narrow"]
+    assert (narrow_alone.spec.max_episode_steps, narrow_alone.spec.tasks) == (2, ())
+    _, alone = narrow_alone.make(2, 5, evaluation=True).recv()
+    assert log[-2] == ("make", 2, 5, True)
+    np.testing.assert_array_equal(alone.observation["task"], [[0.0, 1.0]] * 2)
+    np.testing.assert_array_equal(alone.observation["observation"], [[20.0, 0.0, 0.0, 0.0]] * 2)
+
+
+def test_sums_of_sebulba() -> None:
+    log: list[Any] = []
+    tasks = HostTasks({name: Host(told, log) for name, told in TOLD.items()})
+    running, rows, lanes = tasks.make(B, 0), [], np.arange(B, dtype=np.int32)
+    for _ in range(2 * T + 1):
+        rows.append(running.recv()[1])
+        running.send(lanes, np.zeros(B, np.int32))
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+    zeros = jnp.zeros(B)
+    counters = actor_program.EpisodeCounters(zeros, zeros, zeros > 0, zeros > 0)
+    _, episodes = jax.jit(functools.partial(actor_program.count, tasks.spec))(counters, stacked)
+    trajectory = harness.numbers_of(
+        podracer.types.Trajectory(actor_program.timesteps(stacked), (), (), (), jnp.int32(0), jnp.asarray(lanes))
+    )
+    check_rows(trajectory, jax.device_get(episodes))
+
+
+def test_pure_jax_is_as_the_host() -> None:
+    """Padding, actions and the task as an input."""
+    wide, narrow = Told(1.0, 3, size=4, choices=3), Told(20.0, 2)
+    settings: dict[str, Any] = {"union": "pad", "task_input": True}
+    tasks = Tasks({"wide": wide, "narrow": narrow}, **settings)
+    assert tasks.spec == HostTasks({"wide": Host(wide, []), "narrow": Host(narrow, [])}, **settings).spec
+    shown = tasks.alone()["narrow"].observe(jnp.int32(1))
+    np.testing.assert_array_equal(shown["observation"], [20.0, 1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(shown["task"], [0.0, 1.0])
+    assert tasks.spec.observation_space.contains(harness.numbers_of(shown))
+    bandit = wrappers.flatten()(make("bandit"))
+    bandits = Tasks({"bandit": bandit, "wide": Told(choices=50)}, union="pad", task_input=False).alone()["bandit"]
+    assert bandits.spec.action_space.num_values == 50  # type: ignore[union-attr]
+    state, key = bandit.reset(jax.random.key(0)), jax.random.key(1)
+    for action, acts_as in ((49, 0), (2, 2)):
+        harness.assert_same(
+            bandits.step(state, jnp.int32(action), key)[0], bandit.step(state, jnp.int32(acts_as), key)[0]
+        )
+
+
+@pytest.mark.slow
+def test_saved_tasks_go_on() -> None:
+    tasks = HostTasks({name: SteppedEnvironments(told) for name, told in TOLD.items()})
+    assert tasks.saved
+    assert not HostTasks([Host(Told(), [])]).saved
+    one, other, lanes = tasks.make(B, 3), tasks.make(B, 9), np.arange(B)
+    for _ in range(3):
+        one.recv()
+        one.send(lanes, np.zeros(B, np.int32))
+    other.load(one.save())
+    harness.assert_same(one.recv(), other.recv())
+
+
+def test_means_by_task() -> None:
+    sums = np.array([[10.0, 0.0, 30.0]])
+    episodes: Any = EpisodeStats(sums, 2 * sums, np.array([[5.0, 1.0, 5.0]]), {"own": sums})
+    means = episode_means(episodes, ("a", "b", "a"))
+    assert means["episode/return/a"] == [4.0]
+    assert means["episode/return/b"] == [0.0]
+    assert means["episode/return"] == means["episode/own"] == [2.0]
+    assert means["episode/length"] == [4.0]
+    assert means["episode/count"] == [11.0]
+    assert not any(name.startswith("score/") for name in means)
+    # A task none of whose episodes ended has no mean, and so they have none together.
+    absent = episode_means(episodes._replace(count=np.array([[5.0, 0.0, 5.0]])), ("a", "b", "a"))
+    assert np.isnan(absent["episode/return"])
+    assert absent["episode/return/a"] == [4.0]
+    # Pong: 0 and 35.3 above random play's -20.7; Breakout: 1.7 and 28.8.
+    scores = episode_means(
+        EpisodeStats(np.array([[14.6, 116.9]]), sums[:, :2], np.ones((1, 2))),  # type: ignore[arg-type]
+        ("envpool:Pong-v5", "envpool:Breakout-v5"),
+    )
+    assert scores["score/capped_mean"] == pytest.approx(1.0)
+    assert scores["score/mean"] == scores["score/median"] == pytest.approx((1 + 115.2 / 28.8) / 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_envs": 15}, "num_envs=15: 15 lanes of a shard do not divide among 2 tasks; use num_envs=14 or 16."),
+        ({"num_envs": 1, "arch": "sebulba"}, "1 lanes of an actor do not divide among 2 tasks; use num_envs=2."),
+        ({"num_envs": 12, "num_shards": 4}, "3 lanes of a shard do not divide among 2 tasks; use num_envs=8 or 16."),
+    ],
+)
+def test_lanes_that_do_not_divide(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        podracer.train("vtrace", ["catch", "catch"], **settings)
+
+
+def test_tasks_by_name() -> None:
+    made = task_lists.make(["catch", "cartpole", "catch"], {"union": "pad", "rows": 5}, ["flatten"])
+    assert made.spec.tasks == ("catch", "cartpole", "catch")
+    assert made.spec.observation_space.shape == (25,)
+    assert list(made.alone()) == ["catch", "cartpole"]
+    options = environments.options("catch,cartpole")
+    assert options(rows=7, union="pad").rows == 7
+    with pytest.raises(ValueError, match="union"):
+        options(union="all")
+    assert rundir.default("ppo", "envpool:A-v1,envpool:B-v1", 3).name == "envpool-A-v1+envpool-B-v1-ppo-3"
+    assert rundir.default("ppo", ",".join(["envpool:Pong-v5"] * 57), 3).name == "57-tasks-ppo-3"
+    assert environments.modules_of("catch,gymnasium:own.module:Own-v0,gymnasium:CartPole-v1") == ["own.module"]
+
+
+@pytest.mark.parametrize(
+    ("things", "settings", "message"),
+    [
+        (["catch", "cartpole"], {}, "catch and cartpole observe .* and one network has one space: union='pad'"),
+        (["catch", "cartpole"], {"union": "pad"}, "union='pad' pads only observations that are vectors"),
+        (
+            ["mountain_car_continuous", "pendulum"],
+            {"union": "pad"},
+            "take actions in .* and one network has one space: union='pad' pads only observations",
+        ),
+        (["catch", "catch"], {"size": 3}, "no task has the option 'size'; known: columns, rows, task_input, union"),
+        (["catch", "tic_tac_toe"], {}, "tic_tac_toe is a game for two"),
+        (["catch", Host(Told(), [])], {}, "tasks in pure JAX and tasks of the host cannot be mixed"),
+        (
+            [make("catch"), wrappers.scale_reward(-1.0)(make("catch"))],
+            {},
+            "two tasks are called 'catch'; name them: Tasks",
+        ),
+        (["catch"] * 33, {}, "33 tasks: a program holds at most 32"),
+        ([], {}, "no tasks"),
+    ],
+)
+def test_tasks_that_do_not_fit(things: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        task_lists.make(things, settings)
+
+
+@pytest.mark.slow
+def test_every_task_is_evaluated_by_itself(tmp_path: pathlib.Path) -> None:
+    catch = make("catch")
+    negated = wrappers.scale_reward(-1.0)(catch)
+    both = Tasks({"catch": catch, "negated": negated})
+    config = {"hidden_sizes": (8,), "rollout_length": T}
+    result = podracer.train(
+        "vtrace", both, config=config, num_envs=4, total_steps=200, eval_episodes=8, run_dir=tmp_path, progress=False
+    )
+    found, alone = result.evaluate(8, seed=3), []
+    for environment in (catch, negated):
+        params = jax.tree.map(lambda x: x[None], result.actor_params())
+        alone += evaluation.Evaluator(result.agent, environment, 8)(params, np.asarray([3], np.int32))
+    np.testing.assert_array_equal(found.returns, np.concatenate([one.returns for one in alone]))
+    assert {name: task.mean for name, task in found.tasks.items()} == {"catch": alone[0].mean, "negated": alone[1].mean}
+    assert found.mean == pytest.approx(np.mean([one.mean for one in alone]))
+    spread = np.sqrt(sum(one.std**2 / 8 for one in alone)) / 2  # of a mean over tasks
+    assert found.interval[1] - found.mean == pytest.approx(1.96 * spread)
+    assert result.summary["tasks"]["negated"]["eval_episodes"] == 8
+    rows = [row for row in result.history if "eval/return_mean" in row]
+    assert rows[-1]["eval/return/catch"] == result.summary["tasks"]["catch"]["eval_return_mean"]
+    assert any("episode/return/negated" in row for row in result.history)
+    again = podracer.load(tmp_path, environment=both)
+    np.testing.assert_array_equal(again.evaluate(8, seed=3).returns, found.returns)
+
+
+def on_eight_devices() -> None:
+    """Learners of both drivers get the rows of each lane's task."""
+    assert len(jax.devices()) == 8
+    for environment in (Tasks(TOLD), HostTasks({name: SteppedEnvironments(told) for name, told in TOLD.items()})):
+        arch = "sebulba" if isinstance(environment, HostTasks) else "anakin"
+        settings = {"num_envs": 36 if arch == "sebulba" else 24, "total_steps": 600, "eval_episodes": 4}
+        agent = agent_of(environment.spec)
+        result = podracer.train(agent, environment, arch=arch, progress=False, **settings)
+        assert result.summary["devices"] == 8
+        rows = [row for row in result.history if "wrong" in row]
+        assert rows
+        assert {row["wrong"] for row in rows} == {0.0}
+        lanes = settings["num_envs"] // (2 if arch == "sebulba" else 1)  # a batch is of one of two actors
+        assert {row["rows"] for row in rows} == {lanes * (T + 1.0)}
+        for name, told in TOLD.items():
+            assert rows[-1][f"episode/return/{name}"] == told.code * told.length
+            assert result.summary["tasks"][name]["eval_return_mean"] == told.code * told.length
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_eight_devices() -> None:
+    code = "import jax; jax.config.update('jax_num_cpu_devices', 8); from tests.environments import test_tasks as t; "
+    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu"}
+    root = pathlib.Path(__file__).parents[2]
+    command = [sys.executable, "-c", code + "t.on_eight_devices()"]
+    done = subprocess.run(
+        command, env=environment | {"PYTHONPATH": str(root)}, cwd=root, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
