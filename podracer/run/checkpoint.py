@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import pathlib
 import secrets
@@ -65,6 +64,7 @@ class Checkpoints:
         self.directory = pathlib.Path(directory).absolute() / name
         self._read_only, self._processes = read_only, processes
         self._keep, self._gone, self._stuck = keep, set[int](), False
+        self._opened: Any = None
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -77,15 +77,21 @@ class Checkpoints:
             self._manager  # noqa: B018
             self._require_same_steps()
 
-    @functools.cached_property
+    @property
     def _ocp(self) -> Any:
         with span("import of orbax"):
             import orbax.checkpoint as ocp
         return ocp
 
-    @functools.cached_property
+    @property
     def _manager(self) -> Any:
-        """Orbax's manager of the folder.
+        """Orbax's manager of the folder, which is made when it is needed."""
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> Any:
+        """Makes Orbax's manager of the folder.
 
         Raises:
           CheckpointError: where the folder cannot be used.
@@ -334,8 +340,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Releases what Orbax holds."""
-        if "_manager" in vars(self):
-            self._manager.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
 def has_checkpoints(directory: pathlib.Path) -> bool:

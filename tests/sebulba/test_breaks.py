@@ -36,7 +36,7 @@ def counted(raw, broken):
     zeros = jnp.zeros(1)
     games = actor_program.EpisodeCounters(zeros, zeros, zeros > 0, zeros > 0)
     score, over = (rows[4], rows[5]) if raw else (rows[0], rows[3])
-    return actor_program._count(games, *(jnp.asarray(x) for x in (score, over > 0, rows[2] > 0, rows[3] > 0)), ())[1]
+    return actor_program._count(games, 1, *(jnp.asarray(x) for x in (score, over > 0, rows[2] > 0, rows[3] > 0)), ())[1]
 
 
 @pytest.mark.parametrize("raw", [True, False])
