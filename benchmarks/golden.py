@@ -83,6 +83,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "replay_ratio": 2.0,
         "target_interval": 4,
     },
+    "sac": {**REPLAY, "hidden_sizes": (8,), "replay_ratio": 2.0},
     "alphazero": {**REPLAY, **SEARCH, "replay_ratio": 0.5},
     "muzero": {**REPLAY, **SEARCH, **MODEL, "replay_ratio": 0.5},
     "efficientzero": {
@@ -144,7 +145,7 @@ def base() -> dict[str, Case]:
     """Every agent under both architectures."""
     cases = {}
     for agent in SMALL:
-        environment = "tic_tac_toe" if agent == "alphazero" else "catch"
+        environment = {"alphazero": "tic_tac_toe", "sac": "pendulum"}.get(agent, "catch")
         cases[f"{agent}.anakin"] = Case(agent, environment)
         cases[f"{agent}.sebulba"] = Case(agent, environment, run=HOST if agent in ON_POLICY else HOST | ONE_BY_ONE)
     return cases
@@ -185,6 +186,10 @@ def variants() -> dict[str, Case]:
         "dqn.envpool": Case("dqn", "envpool:CartPole-v1", run=one_by_one),
         "r2d2.lstm": Case("r2d2", "memory_chain", {"core": "lstm", "core_size": 8}),
         "r2d2.lstm.sebulba": Case("r2d2", "memory_chain", {"core": "lstm", "core_size": 8}, one_by_one),
+        "sac.population": Case("sac", "pendulum", run=two, others={"hyper": {"tau": [0.01, 0.1]}}),
+        "sac.deterministic": Case(
+            "sac", "pendulum", {"policy": "deterministic", "noise": (0.1, 0.4), "target_noise": 0.2, "n_step": 3}
+        ),
         "alphazero.puct": Case("alphazero", "tic_tac_toe", {"search": "puct", "value_mix": 0.5}),
         "muzero.gumbel": Case("muzero", config={"search": "gumbel", "priority_exponent": 1.0}),
         "muzero.game": Case("muzero", "tic_tac_toe", {"absorbing": True}),

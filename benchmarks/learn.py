@@ -71,6 +71,12 @@ T_MAZE = "t_maze --total-steps 20000 --env.wrong-reward 0 --env.min-length 2 --e
 
 # Carts leave the track at 130 steps long before they stay for 500, and with values of 10 rewards (the default) that is
 # learnt slowly: with lockstep one of two seeds ended at 178 after 200,000 steps (batches of 256, a replay of all rows).
+SCALED = (
+    "--total-steps 20000 --num-envs 16 --agent.batch-size 128 --agent.replay-ratio 64 --agent.replay-capacity 100000 "
+    "--agent.hidden-sizes 64 --agent.value-hidden-sizes 64 64"
+)
+"""Presets of `sac` for accelerators, for 16 lanes and two cores."""
+
 MUZERO_CARTPOLE = "muzero envpool:CartPole-v1 --total-steps 200000 --agent.n-step 50"
 
 # The optima of the gridworlds are 1.0 by exact value iteration (tests/support/value_iteration.py).
@@ -180,6 +186,11 @@ ROWS = (
     Row("pendulum-sac", "sac pendulum --preset classic", -200),
     Row("envpool-pendulum-sac", "sac envpool:Pendulum-v1 --preset classic", -200),
     Row("pendulum-td3", "sac pendulum --preset td3 --total-steps 30000", -200),
+    # Presets for accelerators, scaled down.
+    Row("pendulum-fast_td3", f"sac pendulum --preset fast_td3 {SCALED} --agent.max-value 500", -200),
+    Row("pendulum-fast_sac", f"sac pendulum --preset fast_sac {SCALED} --agent.max-value 500", -200),
+    Row("pendulum-sac-playground", f"sac pendulum --preset playground {SCALED}", -200),
+    Row("pendulum-simba_v2", f"sac pendulum --preset simba_v2 {SCALED} --agent.discount 0.975", -200),
     Row("envpool-pendulum-ppo", "ppo envpool:Pendulum-v1 --preset classic", -200),
     Row("envpool-pendulum-ppo-tanh", "ppo envpool:Pendulum-v1 --preset classic --agent.policy tanh", -200),
     Row("envpool-catch-vtrace", "vtrace envpool:Catch-v0", 0.95),

@@ -128,6 +128,15 @@ JOBS = (
         0.1,
         reference=f"2,288 ({CLEANRL})",
     ),
+    Job(
+        "sac-halfcheetah",
+        "sac envpool:HalfCheetah-v4",
+        200_000,
+        3500,
+        100,
+        0.5,
+        reference="9,535 at 1M (rl-zoo); 9,635 at 1M (CleanRL)",
+    ),
     *(
         Job(f"{agent}-minatar_{game}", f"{agent} minatar_{game} --preset minatar", steps, None, 100, hours)
         for agent, steps, hours in (

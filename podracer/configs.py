@@ -191,11 +191,13 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "update_epochs": ("num_epochs",),
     "vf_coef": ("value_cost",),
     # Of earlier versions:
+    "adam_b2": ("optimizer_b2",),
     "adam_eps": ("optimizer_eps",),
     "baseline_cost": ("value_cost",),
     "learning_rate_decay": ("learning_rate_schedule",),
     "lambda_": ("trace_lambda", "gae_lambda"),
     "num_atoms": ("num_bins",),
+    "policy_period": ("policy_interval",),
     "radam_eps": ("optimizer_eps",),
     "samples_per_row": ("replay_ratio",),
     "target_period": ("target_interval",),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from podracer import RunConfig, configs
-from podracer.agents import DQNConfig, PPOConfig, R2D2Config, VTraceConfig
+from podracer.agents import DQNConfig, PPOConfig, R2D2Config, SACConfig, VTraceConfig
 from podracer.agents.registry import AGENTS
 
 
@@ -151,7 +151,9 @@ def test_population_hyper_errors(overrides: dict[str, Any], message: str) -> Non
 
 def test_other_libraries_names_are_of_settings_there_are() -> None:
     there = {
-        f.name for cls in (DQNConfig, PPOConfig, R2D2Config, VTraceConfig, RunConfig) for f in dataclasses.fields(cls)
+        f.name
+        for cls in (DQNConfig, PPOConfig, R2D2Config, SACConfig, VTraceConfig, RunConfig)
+        for f in dataclasses.fields(cls)
     }
     for name, ours in configs.OTHER_NAMES.items():
         assert set(ours) <= there, name

@@ -154,7 +154,9 @@ class Functions(abc.ABC):
     def learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array | None:
         """`learning.update.learning_rate` by the config's schedule."""
         config = self.config
-        return update.learning_rate(learner, progress, config.learning_rate_schedule, config.learning_rate_warmup)
+        return update.learning_rate(
+            learner, progress, config.learning_rate_schedule, config.learning_rate_warmup, config.final_rate
+        )
 
     def update(
         self, loss: update.Loss, learner: LearnerState, batch: Any, learning_rate: jax.Array | None, **how: Any
@@ -242,6 +244,22 @@ class Functions(abc.ABC):
         sums, count = collectives.global_sum((sums, jnp.sum(weight[:n])))
         shares = {name: x / jnp.maximum(count, 1.0) for name, x in sums.items()}
         return learner, metrics | shares, *priorities
+
+
+def check_bounded(spec: EnvSpec, agent: str) -> None:
+    """Checks that an agent can squash its actions into those of an environment.
+
+    Raises:
+      ValueError: where they are not a Box with finite bounds.
+    """
+    space = spec.action_space
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"action space {space} is not supported by {agent}, which needs a Box; use dqn or ppo.")
+    if not space.bounded:
+        raise ValueError(
+            f"action space Box({space.low}, {space.high}): {agent} squashes actions into finite bounds; bound them in "
+            "the environment, such as +-1."
+        )
 
 
 def check_discrete(spec: EnvSpec, agent: str) -> None:

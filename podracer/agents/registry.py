@@ -25,7 +25,7 @@ AGENTS: dict[str, tuple[type, MakeFn]] = {
 }
 """Agents that have a name: their config and what makes them."""
 
-PRESETS = {"td3": "sac"}
+PRESETS = dict.fromkeys(("td3", "fast_td3", "fast_sac", "simba_v2"), "sac")
 """Names that are asked for as agents and are presets of one."""
 
 PLANNERS: dict[str, Callable[..., Planner]] = {

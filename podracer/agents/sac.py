@@ -15,6 +15,10 @@ joined into one (`returns.n_step_transition`); x_m is its last observation:
 | `policy_interval` | 1 | 2: the policy learns in every second update |
 | `target_policy` | False | True: a' is of an older policy too |
 
+With `values="categorical"` a critic says a distribution of returns z, and learns by cross-entropy to R - G alpha log pi
++ G z on its own atoms (Bellemare et al. 2017); Q is its mean. FastTD3 (Seo et al. 2025, arXiv 2505.22642), FastSAC and
+SimbaV2 (Lee et al. 2025, arXiv 2502.15280) are presets.
+
 Elements of actions are in [-1, 1] everywhere but in the environment: log-probabilities, entropies and noise are in
 these units, so that equal tasks with other bounds train alike. The greedy action is tanh(mean), the median.
 
@@ -30,28 +34,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, distributions, nets, returns, spaces, trajectories
+from podracer import configs, distributions, nets, returns, trajectories
 from podracer.agents import base
-from podracer.learning import update
+from podracer.learning import bins, delayed, update, value_distributions
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
+from podracer.learning.sampled_statistics import SampledStatisticsConfig
 from podracer.topology import collectives
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
 
-_MOST_ENTROPY = math.log(2.0)
-"""The entropy of the uniform distribution on [-1, 1], the largest of one element."""
-
 
 @dataclasses.dataclass(frozen=True)
-class SACConfig(OptimizerConfig):
-    """The agent's settings, beside those of `podracer.learning.optimizer_config.OptimizerConfig`. Defaults are those of
-    Haarnoja et al. 2018b (table 1), unless they say else.
+class SACConfig(nets.CriticsConfig, SampledStatisticsConfig, OptimizerConfig):
+    """The settings, beside those that are inherited; defaults are Haarnoja et al. 2018b's, unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 1).
@@ -63,27 +64,14 @@ class SACConfig(OptimizerConfig):
       discount: gamma.
       n_step: rewards in a return (paper: 1); not corrected for the policy that acted.
       tau: share of the way to the newest critics that their targets go in an update.
-      policy: "gaussian" or "deterministic".
-      critics: "min" has one target, of the least critic, and the policy climbs the least; "mean" gives each critic its
-        own target, and the policy climbs their mean.
-      num_critics: N.
       policy_interval: D, updates from one step of the policy, and of alpha, to the next (TD3: 2).
       target_policy: whether a' is of a policy that follows the newest one, by `tau` (TD3: True).
       target_entropy: of the policy, per element of an action (paper: -1).
       alpha_init: the first alpha.
       policy_rate: the policy's learning rate is this times `learning_rate`.
       alpha_rate: alpha's learning rate is this times `learning_rate`; 0 leaves alpha as it begins.
-      min_std: the least standard deviation of u; the logarithm is squashed between its bounds by tanh.
-      max_std: the largest one.
-      init_std: that of a new policy, everywhere; None leaves it as drawn, around the middle of the logarithms.
-      noise: standard deviation of the noise of acting, (low, high), for "deterministic". Each lane draws its own
-        between them at the start of an episode (TD3: 0.1, 0.1).
-      target_noise: standard deviation of the noise of a', for "deterministic" (TD3: 0.2).
-      target_noise_clip: the largest noise of a' (TD3: 0.5).
       random_start: whether actions are uniform before the first update (paper: True); else the new policy acts.
       reward_scale: factor of rewards; reported returns are without it (paper: 1, as alpha is learnt).
-      hidden_sizes: of the policy's MLP, and of each critic's.
-      activation: of the MLPs.
       learning_rate: of the critics.
       learning_rate_schedule: (paper: "constant").
       max_grad_norm: clip the gradient of the critics, of the policy and of alpha, each by its norm; inf for none.
@@ -98,65 +86,55 @@ class SACConfig(OptimizerConfig):
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     n_step: int = configs.field(1, low=1)
     tau: float = configs.field(0.005, low=0.0, high=1.0, tunable=True)
-    policy: Literal["gaussian", "deterministic"] = "gaussian"
-    critics: Literal["min", "mean"] = "min"
-    num_critics: int = configs.field(2, low=1)
     policy_interval: int = configs.field(1, low=1)
     target_policy: bool = False
     target_entropy: float = configs.field(-1.0, high=0.693, tunable=True)
     alpha_init: float = configs.field(1.0, low=1e-8)
     policy_rate: float = configs.field(1.0, low=0.0, tunable=True)
     alpha_rate: float = configs.field(1.0, low=0.0, tunable=True)
-    min_std: float = configs.field(0.006738, low=1e-8, at_most=("max_std", ""))  # exp(-5)
-    max_std: float = configs.field(7.389, low=1e-8)  # exp(2)
-    init_std: float | None = configs.field(None, low=1e-8)
-    noise: tuple[float, ...] = configs.field((0.0, 0.0), low=0.0)
-    target_noise: float = configs.field(0.0, low=0.0, tunable=True)
-    target_noise_clip: float = configs.field(0.5, low=0.0, tunable=True)
     random_start: bool = True
     reward_scale: float = configs.field(1.0, low=0.0, tunable=True)
-    hidden_sizes: tuple[int, ...] = configs.field((256, 256), low=1)
-    activation: nets.Activation = "relu"
     learning_rate: float = configs.field(3e-4, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "constant"
     max_grad_norm: float = configs.field(float("inf"), low=0.0, tunable=True)
 
     def __post_init__(self):
-        if self.target_entropy >= _MOST_ENTROPY:
+        if isinstance(self.target_entropy, float) and self.target_entropy >= math.log(2.0):
             raise ValueError(
                 f"target_entropy={self.target_entropy} must be below log 2 = 0.693, per action dimension: no policy on "
                 "[-1, 1] has more; use -1.0."
             )
-        configs.check(self)
-        if len(self.noise) != 2 or self.noise[0] > self.noise[1]:
-            use = (min(self.noise, default=0.1), max(self.noise, default=0.1))
-            raise ValueError(f"noise={self.noise} must be two numbers that do not fall, (low, high); use {use}.")
-        if self.policy == "gaussian" and (any(self.noise) or self.target_noise):
-            noise = f"noise={self.noise}" if any(self.noise) else f"target_noise={self.target_noise}"
-            raise ValueError(f'{noise} is for policy="deterministic"; a Gaussian policy explores by its own std.')
-        distributions.check_std(self.init_std, self.min_std, self.max_std)
+        super().__post_init__()
 
 
 def loss(
-    outputs: jax.Array, target: jax.Array, hyper: Mapping[str, jax.Array], config: SACConfig, batch_size: jax.Array
+    outputs: jax.Array,
+    target: jax.Array,
+    y: jax.Array,
+    values: value_distributions.ValueDistribution,
+    hyper: Mapping[str, jax.Array],
+    config: SACConfig,
+    batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics, jax.Array]:
     """The critics' loss and metrics of some samples: the sums over all samples are those of the batch.
 
     Args:
-      outputs: [N, B]; Q_i(x_0, a_0).
-      target: [N, B]; y of each critic.
+      outputs: [N, B, K]; of the critics, for x_0 and a_0.
+      target: [N, B, K]; of each critic: y, or the distribution whose mean y is.
+      y: [N, B].
+      values: the meaning of the K numbers of a value.
       hyper: tunable numbers.
       config: the static settings.
       batch_size: samples of all shards.
 
     Returns:
-      The scalar, the metrics, and the mean absolute error of the critics for each sample [B].
+      The scalar, the metrics, and the mean error of the critics for each sample [B].
     """
-    errors = outputs - target
-    total = 0.5 * jnp.sum(jnp.square(errors)) / batch_size
-    priority = jnp.mean(jnp.abs(errors), axis=0)
-    terms = {"value/mean": jnp.mean(outputs, axis=0), "value/td_error": priority}
-    return total, {name: jnp.sum(x) / batch_size for name, x in terms.items()} | {"loss/total": total}, priority
+    errors, priority = jax.vmap(values.error)(outputs, target)
+    q, total = values.mean(outputs), jnp.sum(errors) / batch_size
+    terms = {"value/mean": jnp.mean(q, axis=0), "value/td_error": jnp.mean(jnp.abs(q - y), axis=0)}
+    metrics = {name: jnp.sum(x) / batch_size for name, x in terms.items()} | {"loss/total": total}
+    return total, metrics, jnp.mean(priority, axis=0)
 
 
 @base.maker("sac", SACConfig, loss)
@@ -168,31 +146,18 @@ def make(
     A user's own loss is that of the critics. A user's own network is a `nets.ActorCritic`.
 
     Raises:
-      ValueError: for an action space or a network that does not fit.
+      ValueError: for an action space, a network or a normalisation that does not fit.
     """
-    space = spec.action_space
-    if not isinstance(space, spaces.Box):
-        raise ValueError(f"action space {space} is not supported by sac, which needs a Box; use dqn or ppo.")
-    if not space.bounded:
-        raise ValueError(
-            f"action space Box({space.low}, {space.high}): sac squashes actions into finite bounds; bound them in the "
-            "environment, such as +-1."
-        )
-    units, gaussian = distributions.unit_box(space), config.policy == "gaussian"
-    if network is None:
-        std = config.init_std
-        network = nets.critics.make(
-            *(spec, config.hidden_sizes, config.activation),
-            num_critics=config.num_critics,
-            num_actions=units.size,
-            with_std=gaussian,
-            first_std=None if std is None else distributions.raw_of_std(std, config.min_std, config.max_std),
-        )
-    else:
-        if config.init_std is not None:
-            raise nets.NetworkError(f"init_std={config.init_std} is of the library's own network; use None with yours.")
-        nets.critics.check(network, spec, "sac", units.size * (1 + gaussian), units.size)
-    functions = _SAC(spec, config, network, config.make_optimizer(optimizer), loss, units, gaussian)
+    base.check_bounded(spec, "sac")
+    units = distributions.unit_box(spec.action_space)  # type: ignore[arg-type]
+    network = config.actor_critic("sac", spec, network, units.size)
+    config.check_observations(spec)
+    values = value_distributions.make(
+        config.values, max_error=math.inf, num_bins=config.num_bins, max_value=config.max_value or math.inf
+    )
+    # The critics are stacked: one tree of arrays with a leading axis.
+    rules = [config.make_optimizer(optimizer, factors=("policy_rate", "alpha_rate"), stacked=x) for x in (False, True)]
+    functions = _SAC(spec, config, network, rules[0], loss, rules[1], units, values)
     replay = ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
@@ -200,23 +165,33 @@ def make(
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.replay_ratio,
+        updates_per_draw=config.policy_interval,
+        whole_draws=True,
         **nets.frame_context(1, lambda memory: memory.network),
     )
-    return functions.bundle("sac", replay=replay)
+    remedy = "raise max_value, or set normalize_rewards=True"
+    cautions = () if values.largest is None else (bins.caution(values.largest, remedy),)
+    return functions.bundle("sac", replay=replay, cautions=cautions)
 
 
 class Memory(NamedTuple):
-    """The agent's memory of a lane: its policy's, which is empty, and the noise's std, float32 [B], or ()."""
+    """The memory of lanes: the policy's, which is empty, the noise's std and the running return, float32 [B] or ()."""
 
     network: nets.ActorState
     std: Any
+    discounted_return: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SAC(base.Functions):
     config: SACConfig
+    critic_optimizer: update.Optimizer
     units: distributions.UnitBox
-    gaussian: bool
+    values: value_distributions.ValueDistribution
+
+    @property
+    def gaussian(self) -> bool:
+        return self.config.policy == "gaussian"
 
     def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         policy_key, critic_key = jax.random.split(key)
@@ -224,24 +199,35 @@ class _SAC(base.Functions):
         targets = {name: params[name] for name in ("critic", "policy") if name == "critic" or self.config.target_policy}
         if self.gaussian:
             params["log_alpha"] = jnp.float32(math.log(self.config.alpha_init))
-        opt_state = {name: self.optimizer.init(tree, hyper) for name, tree in params.items()}
-        return LearnerState(params, opt_state, dict(hyper), jnp.int32(0), jax.tree.map(jnp.copy, targets))
+        opt_state = {name: self._optimizer(name).init(tree, hyper) for name, tree in params.items()}
+        aux = jax.tree.map(jnp.copy, targets) | {"statistics": self.config.initial_statistics(self.spec)}
+        return LearnerState(params, opt_state, dict(hyper), jnp.int32(0), aux)
+
+    def _optimizer(self, name: str) -> update.Optimizer:
+        return self.critic_optimizer if name == "critic" else self.optimizer
 
     def optimized(self, learner: LearnerState) -> list[tuple[ArrayTree, ArrayTree]]:
         return [(learner.params[name], learner.opt_state[name]) for name in learner.params]
 
     def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params["policy"], learner.num_updates)
+        discount = learner.hyper["discount"] if self.config.normalize_rewards else ()
+        aux = learner.aux["statistics"].observation, discount
+        return ActorParams(learner.params["policy"], learner.num_updates, aux)
 
     def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
-        std = jnp.zeros(lanes.shape) if self.config.noise[0] < self.config.noise[1] else ()
-        return Memory(nets.start(self.network.policy, self.spec, lanes.shape[0]), std)
+        zeros, config = jnp.zeros(lanes.shape), self.config
+        return Memory(
+            nets.start(self.network.policy, self.spec, lanes.shape[0]),
+            zeros if config.noise[0] < config.noise[1] else (),
+            zeros if config.normalize_rewards else (),
+        )
 
     def act(
         self, actor: ActorParams, state: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, Memory]:
-        config = self.config
-        outputs, _, network = nets.step(self.network.policy, actor.params, state.network, timestep)
+        config, (observation_moments, discount) = self.config, actor.aux
+        row = config.with_normalized_observations(timestep, observation_moments)
+        outputs, _, network = nets.step(self.network.policy, actor.params, state.network, row)
         state = state._replace(network=network)
         if evaluation:
             return self.units.to_action(jnp.tanh(outputs[..., : self.units.size])), {}, state
@@ -260,37 +246,40 @@ class _SAC(base.Functions):
         if config.random_start:
             uniform = jax.random.uniform(random_key, action.shape, minval=-1.0, maxval=1.0)
             action = jnp.where(actor.version == 0, uniform, action)
-        return self.units.to_action(action), {}, state
+        extras = {}
+        if config.normalize_rewards:
+            G = timestep.reward + discount * jnp.where(timestep.first, 0.0, state.discounted_return)
+            extras, state = {"discounted_return": G}, state._replace(discounted_return=G)
+        return self.units.to_action(action), extras, state
 
     def learn(
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
-        D, n = self.config.policy_interval, batch.weight.shape[0]
+        return delayed.block(self._update, self.config.policy_interval, learner, batch, progress, key)
+
+    def _update(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array, with_policy: bool
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        n = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(n))
+        # All networks of this update normalise by statistics that have its samples.
+        statistics, batch = self.config.normalize_samples(learner.aux["statistics"], batch, self.config.max_value)
+        learner = learner._replace(aux=learner.aux | {"statistics": statistics})
         # Noise of a' and of a, for every sample before they are divided into chunks.
         noise = jax.random.normal(key, (2, n, self.units.size))
         rate = self.learning_rate(learner, progress)
         learner, metrics, priorities = self._learn_critics(learner, (batch, noise[0]), rate, batch_size)
-
-        def policy(learner: LearnerState) -> tuple[LearnerState, Metrics]:
-            return self._learn_policy(learner, (batch, noise[1]), rate, batch_size)
-
-        if D == 1:
-            learner, policy_metrics = policy(learner)
-        else:
-            # Delayed policy updates (Fujimoto et al. 2018, section 5.2): floor(updates / D) of them.
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(policy, learner)[1])
-            due = (learner.num_updates + 1) % D == 0
-            learner, policy_metrics = lax.cond(due, policy, lambda learner: (learner, zeros), learner)
-            policy_metrics = {name: D * x for name, x in policy_metrics.items()}  # so that the mean is one of D updates
+        if with_policy:
+            learner, policy_metrics = self._learn_policy(learner, (batch, noise[1]), rate, batch_size)
+            metrics = metrics | policy_metrics
         # Targets: t + tau (w - t).
-        tau = learner.hyper["tau"]
-        aux = {
-            name: jax.tree.map(lambda old, new: old + tau * (new - old), target, learner.params[name])
-            for name, target in learner.aux.items()
+        tau, move = learner.hyper["tau"], ("critic", "policy") if self.config.target_policy else ("critic",)
+        targets = {
+            name: jax.tree.map(lambda old, new: old + tau * (new - old), learner.aux[name], learner.params[name])
+            for name in move
         }
-        learner = learner._replace(aux=aux, num_updates=learner.num_updates + 1)
-        return learner, metrics | policy_metrics, priorities
+        learner = learner._replace(aux=learner.aux | targets, num_updates=learner.num_updates + 1)
+        return learner, metrics, priorities
 
     def _learn_critics(
         self, learner: LearnerState, batch: Any, rate: jax.Array | None, batch_size: jax.Array
@@ -300,18 +289,23 @@ class _SAC(base.Functions):
         def loss(critic: ArrayTree, samples: Any) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
             batch, noise = samples
             trajectory: Any = batch.trajectory
-            y = lax.stop_gradient(self._targets(learner, trajectory, noise))
+            target, y = lax.stop_gradient(self._targets(learner, trajectory, noise))
             action = self.units.to_units(trajectory.actions[0])
-            q = self._values(critic, self._first_row(trajectory), action)
-            total, metrics, priority = self.loss(q, y, learner.hyper, self.config, batch_size)
+            outputs = self.network.critic.apply(critic, self._first_row(trajectory), action)
+            total, metrics, priority = self.loss(
+                outputs, target, y, self.values, learner.hyper, self.config, batch_size
+            )
+            if self.values.largest is not None:
+                outside = (jnp.abs(y) > bins.SLACK * self.values.largest).astype(jnp.float32)
+                metrics |= {"value/outside": jnp.sum(jnp.mean(outside, axis=0)) / batch_size}
             return total, (metrics, lax.stop_gradient(priority))
 
         grads, metrics, priorities = update.gradient(loss, learner.params["critic"], batch)
         learner, norm = self._step(learner, "critic", grads, rate)
         return learner, metrics | {"grad/norm": norm} | update.rate_metric(rate), priorities
 
-    def _targets(self, learner: LearnerState, trajectory: Any, noise: jax.Array) -> jax.Array:
-        """y = R + G (q' - alpha log pi(a' | x_m)) of each critic, [N, B]."""
+    def _targets(self, learner: LearnerState, trajectory: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The target [N, B, K] of each critic, and its mean y = R + G (q' - alpha log pi(a' | x_m)), [N, B]."""
         config, hyper = self.config, learner.hyper
         # R, G and m of up to n steps.
         step = returns.transitions(trajectory)
@@ -329,11 +323,17 @@ class _SAC(base.Functions):
             limit = hyper["target_noise_clip"]
             smoothing = jnp.clip(hyper["target_noise"] * noise, -limit, limit)
             action, cost = jnp.clip(jnp.tanh(outputs) + smoothing, -1.0, 1.0), jnp.zeros(R.shape)
-        q = self._values(learner.aux["critic"], last, action)
+        z = self.network.critic.apply(learner.aux["critic"], last, action)
+        q, N = self.values.mean(z), len(z)
         if config.critics == "min":
             # Clipped double Q-learning (Fujimoto et al. 2018, section 4.2): one target for all.
-            q = jnp.broadcast_to(jnp.min(q, axis=0, keepdims=True), q.shape)
-        return R[None] + G[None] * (q - cost[None])
+            z, q = value_distributions.least(z, q)[None], jnp.min(q, axis=0, keepdims=True)
+        y = R[None] + G[None] * (q - cost[None])
+        if self.values.largest is None:
+            target = y[..., None]
+        else:
+            target = jax.vmap(self.values.target, (0, None, None))(z, R - G * cost, G)
+        return jnp.broadcast_to(target, (N, *target.shape[1:])), jnp.broadcast_to(y, (N, *y.shape[1:]))
 
     def _learn_policy(
         self, learner: LearnerState, batch: Any, rate: jax.Array | None, batch_size: jax.Array
@@ -346,9 +346,8 @@ class _SAC(base.Functions):
             row = self._first_row(batch.trajectory)
             outputs, mean_of = self._outputs(params["policy"], row), lambda x: jnp.sum(x) / batch_size
             u = self._law(outputs).sample(noise) if self.gaussian else outputs
-            q = self._values(learner.params["critic"], row, jnp.tanh(u))
-            # A choice, for the gradient of `jnp.min` is 0 / 0 where the compiler rounds what it compares in two ways.
-            least = distributions.value_of(q.T, jnp.argmin(q, axis=0))
+            q = self.values.mean(self.network.critic.apply(learner.params["critic"], row, jnp.tanh(u)))
+            least = value_distributions.least(q[..., None], q)[:, 0]
             climbed = least if self.config.critics == "min" else jnp.mean(q, axis=0)
             if not self.gaussian:
                 total = -mean_of(climbed)
@@ -377,7 +376,10 @@ class _SAC(base.Functions):
         """A step of the optimiser for one of the trees, and the gradient's norm."""
         params, opt_state = learner.params, learner.opt_state
         tree, state, norm = update.step(
-            self.optimizer, grads, opt_state[name], params[name], learning_rate=rate, hyper=learner.hyper
+            *(self._optimizer(name), grads, opt_state[name], params[name]),
+            learning_rate=rate,
+            hyper=learner.hyper,
+            project=None if name == "log_alpha" else self.network.project,
         )
         return learner._replace(params=params | {name: tree}, opt_state=opt_state | {name: state}), norm
 
@@ -391,7 +393,3 @@ class _SAC(base.Functions):
     def _law(self, outputs: jax.Array) -> distributions.TanhGaussian:
         (mean, raw), config = jnp.split(outputs, 2, axis=-1), self.config
         return distributions.TanhGaussian(mean, distributions.bounded_log_std(raw, config.min_std, config.max_std))
-
-    def _values(self, critic: ArrayTree, row: nets.Inputs, action: jax.Array) -> jax.Array:
-        """Q_i [N, B] of actions [B, A] at one row [1, B]."""
-        return self.network.critic.apply(critic, row, action)[..., 0]

@@ -126,7 +126,15 @@ def _sqrt(x: Any) -> jax.Array:
     return jnp.where(x == 0, 0.0, jnp.sqrt(jnp.where(x == 0, 1.0, x)))
 
 
-def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0, eps_root: float = 0.0) -> Optimizer:
+def make(
+    name: Name,
+    *,
+    decay: float = 0.99,
+    momentum: float = 0.0,
+    b2: float = 0.999,
+    eps_root: float = 0.0,
+    stacked: bool = False,
+) -> Optimizer:
     """The optimiser of a name. Its epsilon is the tunable number `optimizer_eps`.
 
     Args:
@@ -137,8 +145,11 @@ def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0, eps_root: fl
         (2019), which decays matrices alone; "muon" is Jordan et al.'s (2024), see `_muon`.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
+      b2: of Adam, RAdam and AdamW: the decay of their running mean of squares.
       eps_root: added to Adam's second moment, under its square root. Above 0, gradients through a step are finite where
         the moment is 0.
+      stacked: whether the first axis of every array numbers networks, so that AdamW and Muon take arrays of one more
+        dimension for matrices.
 
     Raises:
       ValueError: for an `eps_root` of another optimiser than "adam".
@@ -149,19 +160,19 @@ def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0, eps_root: fl
         )
     if name in ("adamw", "muon"):
         build = _adamw if name == "adamw" else _muon
-        return Optimizer(build, TUNABLE, joins=False)
+        return Optimizer(lambda numbers: build(numbers, b2, int(stacked)), TUNABLE, joins=False)
     uses = ("learning_rate",) if name == "sgd" else ("learning_rate", "optimizer_eps")
-    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum, eps_root), uses)
+    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum, b2, eps_root), uses)
 
 
 def _transformation(
-    name: Name, numbers: Numbers, decay: float, momentum: float, eps_root: float
+    name: Name, numbers: Numbers, decay: float, momentum: float, b2: float, eps_root: float
 ) -> optax.GradientTransformation:
     parts, eps = [], 0.0 if name == "sgd" else numbers["optimizer_eps"]
     if name == "adam":
-        parts.append(optax.scale_by_adam(eps=eps, eps_root=eps_root))
+        parts.append(optax.scale_by_adam(b2=b2, eps=eps, eps_root=eps_root))
     if name == "radam":
-        parts.append(optax.scale_by_radam(eps=eps))
+        parts.append(optax.scale_by_radam(b2=b2, eps=eps))
     if name == "rmsprop":
         parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))
     if name == "centred_rmsprop":
@@ -212,21 +223,25 @@ def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
     return (vector, *parts) if vector.size else parts, restore
 
 
-def _adamw(numbers: Numbers) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019), whose decay is of arrays with two dims or more."""
+def _adamw(numbers: Numbers, b2: float, first: int) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2019), whose decay is of arrays with two dims or more after the `first` ones."""
     return optax.adamw(
         numbers["learning_rate"],
+        b2=b2,
         eps=numbers["optimizer_eps"],
         weight_decay=numbers["weight_decay"],
-        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > first + 1, params),
     )
 
 
-def _muon(numbers: Numbers) -> optax.GradientTransformation:
+def _muon(numbers: Numbers, b2: float, first: int) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024), with steps as large as AdamW's (Liu et al. 2025): of matrices, and of kernels of
-    convolutions [k, k, C, O] as matrices [k k C, O]. Vectors, other arrays and what is under a head's name (`HEADS`)
-    go by AdamW."""
-    dims = {2: optax.contrib.MuonDimensionNumbers(), 4: optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)}
+    convolutions [k, k, C, O] as matrices [k k C, O], each after the `first` dims. Vectors, other arrays and what is
+    under a head's name (`HEADS`) go by AdamW."""
+    dims = {
+        first + 2: optax.contrib.MuonDimensionNumbers(first, first + 1),
+        first + 4: optax.contrib.MuonDimensionNumbers((first, first + 1, first + 2), first + 3),
+    }
 
     def label(path: tuple[Any, ...], x: jax.Array) -> str:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
@@ -239,7 +254,7 @@ def _muon(numbers: Numbers) -> optax.GradientTransformation:
         consistent_rms=0.2,
     )
     labels = lambda params: jax.tree.map_with_path(label, params)  # noqa: E731
-    return optax.partition({"muon": muon, "adamw": _adamw(numbers)}, labels)
+    return optax.partition({"muon": muon, "adamw": _adamw(numbers, b2, first)}, labels)
 
 
 def of(own: Own, scheduled: str = "") -> Optimizer:

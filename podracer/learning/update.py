@@ -50,7 +50,7 @@ class Optimizer(Protocol):
 
 
 Schedule = Literal["constant", "linear", "cosine"]
-"""The course of a learning rate over the run: "linear" and "cosine" fall to 0."""
+"""The course of a learning rate over the run: "linear" and "cosine" fall to 0, or "linear" to a share of it."""
 
 
 def init(params: ArrayTree, optimizer: Optimizer, hyper: Mapping[str, jax.Array], aux: ArrayTree = ()) -> LearnerState:
@@ -59,7 +59,7 @@ def init(params: ArrayTree, optimizer: Optimizer, hyper: Mapping[str, jax.Array]
 
 
 def learning_rate(
-    learner: LearnerState, progress: jax.Array, schedule: Schedule, warmup: float = 0.0
+    learner: LearnerState, progress: jax.Array, schedule: Schedule, warmup: float = 0.0, final: float = 0.0
 ) -> jax.Array | None:
     """The tunable `learning_rate` at a point of the run; None where the optimiser has a rate of its own.
 
@@ -68,6 +68,7 @@ def learning_rate(
       progress: float32 [], from 0 to 1 over the run.
       schedule: its course after the warm-up.
       warmup: the share of the run over which it rises linearly from 0.
+      final: the share of it that "linear" falls to.
     """
     rate = learner.hyper.get("learning_rate")
     if rate is None:
@@ -76,7 +77,7 @@ def learning_rate(
         rate = rate * jnp.minimum(1.0, progress / warmup)
         progress = jnp.clip((progress - warmup) / max(1.0 - warmup, 1e-6), 0.0, 1.0)
     if schedule == "linear":
-        return rate * (1.0 - progress)
+        return rate * (1.0 - (1.0 - final) * progress)
     if schedule == "cosine":
         # Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts).
         return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
@@ -161,13 +162,18 @@ def step(
     *,
     learning_rate: jax.Array | None,
     hyper: Mapping[str, jax.Array],
+    project: Callable[[ArrayTree], ArrayTree] | None = None,
 ) -> tuple[ArrayTree, ArrayTree, jax.Array]:
-    """The parameters and the optimiser's state after a step, and the gradient's norm before clipping."""
+    """The parameters and the optimiser's state after a step, and the gradient's norm before clipping.
+
+    `project` takes the parameters back into the set that they are to be in, such as weights of norm 1.
+    """
     packed, restore = optimizer.pack(params)
     packed, opt_state, norm = optimizer.step(
         optimizer.pack(grads)[0], opt_state, packed, learning_rate=learning_rate, hyper=hyper
     )
-    return restore(packed), opt_state, norm
+    params = restore(packed)
+    return params if project is None else project(params), opt_state, norm
 
 
 def copy_target(learner: LearnerState, interval: int, params: ArrayTree, target: ArrayTree) -> ArrayTree:

@@ -202,7 +202,7 @@ def _learn_in_turn(agent: Agent, G: int, target_interval: int) -> UpdateFn:
             prepared = _reanalyse(agent, prepared, agent.target_params(state, progress))
         staleness = _staleness(agent, state, prepared, G, target_interval)
         batch, key = prepared.batch, jax.random.wrap_key_data(prepared.key)
-        if G == 1:
+        if G == 1 or (agent.replay and agent.replay.whole_draws):
             state, metrics, priorities = agent.learn(state, batch, progress, key)
             return state, metrics | staleness, priorities
 

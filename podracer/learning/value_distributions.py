@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer import topology
+
 Kind = Literal["mean", "categorical", "quantile"]
 
 
@@ -25,15 +27,23 @@ class ValueDistribution(NamedTuple):
     Attributes:
       size: K, how many numbers an action has.
       mean: `([..., K]) -> float32 [...]`; the action value, by which actions are compared.
-      errors: `(predicted [B, K], bootstrap [B, K], R [B], G [B]) -> (loss [B], priority [B])`, float32; of what is
-        predicted for an action against R + G times what is bootstrapped from, and how surprising that was.
+      target: `(bootstrap [B, K], R [B], G [B]) -> [B, K]`; R + G times what is bootstrapped from.
+      error: `(predicted [B, K], target [B, K]) -> (loss [B], priority [B])`, float32; of what is predicted for an
+        action against a constant target, and how surprising that was.
       largest: the largest return that it knows, the least being -largest; None for any.
     """
 
     size: int
     mean: Callable[[jax.Array], jax.Array]
-    errors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    target: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    error: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
     largest: float | None = None
+
+    def errors(
+        self, predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The error of what is predicted against R + G times what is bootstrapped from."""
+        return self.error(predicted, lax.stop_gradient(self.target(bootstrap, R, G)))
 
 
 def make(kind: Kind, *, max_error: float, num_bins: int, max_value: float) -> ValueDistribution:
@@ -57,11 +67,14 @@ def mean(max_error: float) -> ValueDistribution:
     in ten ends an episode, the nine others can raise each other's values for ever. `inf` is for squared errors.
     """
 
-    def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
-        error = lax.stop_gradient(R + G * bootstrap[..., 0]) - predicted[..., 0]
+    def target(bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:
+        return (R + G * bootstrap[..., 0])[..., None]
+
+    def error(predicted: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        error = target[..., 0] - predicted[..., 0]
         return huber(error, max_error), jnp.abs(error)
 
-    return ValueDistribution(1, lambda x: x[..., 0], errors)
+    return ValueDistribution(1, lambda x: x[..., 0], target, error)
 
 
 def categorical(num_bins: int, max_value: float) -> ValueDistribution:
@@ -72,8 +85,10 @@ def categorical(num_bins: int, max_value: float) -> ValueDistribution:
     """
     z = np.linspace(-max_value, max_value, num_bins, dtype=np.float32)
 
-    def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
-        target = lax.stop_gradient(project(jax.nn.softmax(bootstrap), z, R, G))
+    def target(bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:
+        return project(jax.nn.softmax(bootstrap), z, R, G)
+
+    def error(predicted: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         cross_entropy = -jnp.sum(target * jax.nn.log_softmax(predicted), axis=-1)
         return cross_entropy, cross_entropy - jnp.sum(jax.scipy.special.entr(target), axis=-1)
 
@@ -81,7 +96,7 @@ def categorical(num_bins: int, max_value: float) -> ValueDistribution:
         # Accelerators round a product's operands by default, and values by more than actions differ.
         return jnp.matmul(jax.nn.softmax(x), z, precision=lax.Precision.HIGHEST)
 
-    return ValueDistribution(num_bins, expectation, errors, max_value)
+    return ValueDistribution(num_bins, expectation, target, error, max_value)
 
 
 def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:
@@ -96,8 +111,16 @@ def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Ar
       G: [B].
     """
     moved = jnp.clip(R[:, None] + G[:, None] * z[None], z[0], z[-1])
-    distance = jnp.abs(moved[:, None, :] - z[None, :, None]) / (z[1] - z[0])
-    return jnp.sum(probs[:, None, :] * jnp.maximum(0.0, 1.0 - distance), axis=-1)
+    if not topology.on_cpu():
+        distance = jnp.abs(moved[:, None, :] - z[None, :, None]) / (z[1] - z[0])
+        return jnp.sum(probs[:, None, :] * jnp.maximum(0.0, 1.0 - distance), axis=-1)
+
+    # XLA:CPU does not vectorise a sum over K^2 numbers, and takes a hundred times as long for it as for K sums of K.
+    def add(j: jax.Array, total: jax.Array) -> jax.Array:
+        at, mass = (lax.dynamic_slice_in_dim(x, j, 1, axis=1) for x in (moved, probs))
+        return total + mass * jnp.maximum(0.0, 1.0 - jnp.abs(at - z[None]) / (z[1] - z[0]))
+
+    return lax.fori_loop(0, len(z), add, jnp.zeros_like(moved))
 
 
 def quantile(num_bins: int) -> ValueDistribution:
@@ -107,14 +130,25 @@ def quantile(num_bins: int) -> ValueDistribution:
     """
     tau = (np.arange(num_bins, dtype=np.float32) + np.float32(0.5)) / np.float32(num_bins)
 
-    def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
-        target = lax.stop_gradient(R[:, None] + G[:, None] * bootstrap)
+    def target(bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:
+        return R[:, None] + G[:, None] * bootstrap
+
+    def error(predicted: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         error = target[:, None, :] - predicted[:, :, None]
         slope = jnp.abs(tau[None, :, None] - (error < 0).astype(jnp.float32))
         loss = jnp.sum(jnp.mean(slope * huber(error), axis=-1), axis=-1)
         return loss, loss
 
-    return ValueDistribution(num_bins, lambda x: jnp.mean(x, axis=-1), errors)
+    return ValueDistribution(num_bins, lambda x: jnp.mean(x, axis=-1), target, error)
+
+
+def least(values: jax.Array, means: jax.Array) -> jax.Array:
+    """The values [B, K] of the function of least mean, of N functions' values [N, B, K] and means [N, B].
+
+    The choice is constant. The gradient of `jnp.min` is 0 / 0 where the compiler rounds what it compares in two ways.
+    """
+    chosen = jnp.arange(len(means), dtype=jnp.int32)[:, None] == jnp.argmin(means, axis=0)[None]
+    return jnp.sum(jnp.where(chosen[..., None], values, 0.0), axis=0)
 
 
 def huber(x: jax.Array, threshold: float = 1.0) -> jax.Array:

@@ -20,6 +20,7 @@ from podracer.nets.actor_state import (
 from podracer.nets.boards import make_board
 from podracer.nets.cores import NO_CORE, Core, CoreName, CoreSettings
 from podracer.nets.critics import ActorCritic, Critic
+from podracer.nets.critics_config import CriticsConfig
 from podracer.nets.encoding import encode, is_image
 from podracer.nets.layers import Activation
 from podracer.nets.network import Inputs, Network, NetworkError, feed_forward
@@ -49,6 +50,7 @@ __all__ = [
     "CoreName",
     "CoreSettings",
     "Critic",
+    "CriticsConfig",
     "Inputs",
     "Network",
     "NetworkConfig",

@@ -8,14 +8,14 @@ Your own is an `ActorCritic` of two parts:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from podracer import spaces
-from podracer.nets import network_check
+from podracer.nets import network_check, simba
 from podracer.nets.encoding import encode
 from podracer.nets.layers import MLP, Activation, Dense
 from podracer.nets.network import Inputs, Network, NetworkError
@@ -41,10 +41,15 @@ class ActorCritic(NamedTuple):
     Attributes:
       policy: feed-forward; its values are not used.
       critic: of the policy's actions.
+      project: `(params) -> params` of either, after every step of an optimiser; None where any parameters will do.
     """
 
     policy: Network
     critic: Critic
+    project: Callable[[ArrayTree], ArrayTree] | None = None
+
+
+Torso = Literal["mlp", "simba_v2"]
 
 
 def make(
@@ -56,25 +61,32 @@ def make(
     num_actions: int,
     with_std: bool,
     first_std: float | None = None,
+    num_values: int = 1,
+    value_hidden_sizes: Sequence[int] | None = None,
+    layer_norm: bool = False,
+    torso: Torso = "mlp",
 ) -> ActorCritic:
-    """Makes MLPs for a policy and its critics; weights and biases begin within 1 / sqrt(inputs) of 0, as Torch's do.
+    """Makes a policy and its critics. Weights and biases of MLPs begin within 1 / sqrt(inputs) of 0, as Torch's do.
 
     Args:
       spec: of the environment.
-      hidden_sizes: of each MLP.
-      activation: of each MLP.
+      hidden_sizes: of the policy's torso, a layer or block each.
+      activation: of MLPs.
       num_critics: N.
       num_actions: A, elements of an action.
       with_std: whether outputs are 2 A numbers, A means and then A for standard deviations.
       first_std: the numbers for standard deviations of a new network; None leaves them as drawn.
+      num_values: K, numbers that stand for a value.
+      value_hidden_sizes: of each critic's torso; None for the policy's.
+      layer_norm: whether each layer of a critic's MLP is normalised before its activation.
+      torso: "mlp", or "simba_v2", whose blocks are of one width (`podracer.nets.simba`).
     """
-    layers: dict[str, Any] = {
-        "space": spec.observation_space,
-        "hidden_sizes": tuple(hidden_sizes),
-        "activation": activation,
-    }
-    policy = _Policy(**layers, num_actions=num_actions, with_std=with_std, first_std=first_std)
-    value = _Value(**layers)
+    value_sizes = hidden_sizes if value_hidden_sizes is None else value_hidden_sizes
+    layers: dict[str, Any] = {"space": spec.observation_space, "activation": activation, "torso": torso}
+    policy = _Policy(
+        **layers, hidden_sizes=tuple(hidden_sizes), num_actions=num_actions, with_std=with_std, first_std=first_std
+    )
+    value = _Value(**layers, hidden_sizes=tuple(value_sizes), num_values=num_values, layer_norm=layer_norm)
     rows, action = _rows(spec, 1, 1), jnp.zeros((1, num_actions))
 
     def init(key: jax.Array) -> ArrayTree:
@@ -87,10 +99,11 @@ def make(
     return ActorCritic(
         Network(lambda key: policy.init(key, rows, ()), policy.apply, start),  # type: ignore[arg-type]
         Critic(init, apply),
+        simba.project if torso == "simba_v2" else None,
     )
 
 
-def check(network: Any, spec: EnvSpec, agent: str, num_outputs: int, num_actions: int) -> None:
+def check(network: Any, spec: EnvSpec, agent: str, num_outputs: int, num_actions: int, num_values: int = 1) -> None:
     """Checks a user's own policy and critics by tracing them.
 
     Args:
@@ -99,6 +112,7 @@ def check(network: Any, spec: EnvSpec, agent: str, num_outputs: int, num_actions
       agent: the agent's name.
       num_outputs: P, of the policy.
       num_actions: A, elements of an action.
+      num_values: K, numbers that stand for a value.
 
     Raises:
       NetworkError: for an object that is no `ActorCritic`, a policy or critic that cannot be traced, or wrong shapes.
@@ -114,7 +128,7 @@ def check(network: Any, spec: EnvSpec, agent: str, num_outputs: int, num_actions
     network_check.check(network.policy, spec, agent, outputs=(num_outputs, meaning))
     if network.policy.recurrent:
         raise NetworkError(f"{agent} replays single rows, of which no recurrent state is kept; give a policy without.")
-    network_check.check_critic(network.critic, lambda: _rows(spec, 1, network_check.B), num_actions, agent)
+    network_check.check_critic(network.critic, lambda: _rows(spec, 1, network_check.B), num_actions, agent, num_values)
 
 
 def _rows(spec: EnvSpec, num_rows: int, num_lanes: int) -> Inputs:
@@ -125,11 +139,12 @@ def _rows(spec: EnvSpec, num_rows: int, num_lanes: int) -> Inputs:
 
 
 class _Policy(nn.Module):
-    """An MLP and a head of means, or of means and standard deviations; see `make`."""
+    """A torso and a head of means, or of means and standard deviations; see `make`."""
 
     space: spaces.Space
     hidden_sizes: tuple[int, ...]
     activation: str
+    torso: str
     num_actions: int
     with_std: bool
     first_std: float | None
@@ -137,11 +152,11 @@ class _Policy(nn.Module):
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         x = encode(inputs.observation, self.space, leading=2)
-        x = MLP(self.hidden_sizes, self.activation, "uniform", name="torso")(x)
-        outputs = Dense(self.num_actions, "uniform", name="policy")(x)
+        x = _torso(self.torso, self.hidden_sizes, self.activation)(x)
+        outputs = _head(self.torso, self.num_actions, "policy")(x)
         if self.with_std:
             if self.first_std is None:
-                head = Dense(self.num_actions, "uniform", name="std")
+                head = _head(self.torso, self.num_actions, "std")
             else:
                 bias = nn.initializers.constant(self.first_std)
                 head = Dense(self.num_actions, 0.0, bias=bias, name="std")
@@ -150,15 +165,28 @@ class _Policy(nn.Module):
 
 
 class _Value(nn.Module):
-    """An MLP of an observation and an action, [1, B] and [B, A], and a head of one value, [B, 1]; see `make`."""
+    """A torso of an observation and an action, [1, B] and [B, A], and a head of K numbers, [B, K]; see `make`."""
 
     space: spaces.Space
     hidden_sizes: tuple[int, ...]
     activation: str
+    torso: str
+    num_values: int
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, inputs: Inputs, action: jax.Array) -> jax.Array:
         features = encode(inputs.observation, self.space, leading=2)[0]
         x = jnp.concatenate([features, action], axis=-1)
-        x = MLP(self.hidden_sizes, self.activation, "uniform", name="torso")(x)
-        return Dense(1, "uniform", name="q")(x)
+        x = _torso(self.torso, self.hidden_sizes, self.activation, self.layer_norm)(x)
+        return _head(self.torso, self.num_values, "q")(x)
+
+
+def _torso(torso: str, sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Module:
+    if torso == "simba_v2":
+        return simba.Torso(sizes[0], len(sizes), name="torso")
+    return MLP(sizes, activation, "uniform", norm=layer_norm, name="torso")
+
+
+def _head(torso: str, size: int, name: str) -> nn.Module:
+    return simba.Head(size, name=name) if torso == "simba_v2" else Dense(size, "uniform", name=name)

@@ -88,7 +88,7 @@ def check(
         )
 
 
-def check_critic(critic: Any, rows: Callable[[], Inputs], num_actions: int, agent: str) -> None:
+def check_critic(critic: Any, rows: Callable[[], Inputs], num_actions: int, agent: str, num_values: int = 1) -> None:
     """Checks a user's own critics (`nets.Critic`); nothing is compiled or run.
 
     Args:
@@ -96,6 +96,7 @@ def check_critic(critic: Any, rows: Callable[[], Inputs], num_actions: int, agen
       rows: makes inputs [1, B].
       num_actions: A, elements of an action.
       agent: the agent's name.
+      num_values: K, numbers that stand for a value.
 
     Raises:
       NetworkError: for functions that cannot be traced, parameters that cannot be learnt, or values of a wrong shape.
@@ -103,10 +104,10 @@ def check_critic(critic: Any, rows: Callable[[], Inputs], num_actions: int, agen
     params = _trace("critic.init", lambda key: _learnable(critic.init(key)), jax.eval_shape(lambda: jax.random.key(0)))
     action = jax.ShapeDtypeStruct((B, num_actions), jnp.float32)
     values = _trace("critic.apply", critic.apply, params, jax.eval_shape(rows), action)
-    if not _is_array(values) or values.ndim != 3 or values.shape[1:] != (B, 1):
+    if not _is_array(values) or values.ndim != 3 or values.shape[1:] != (B, num_values):
         raise NetworkError(
             f"the critics return {_show(values)} for observations [1, {B}] and actions [{B}, {num_actions}]; {agent} "
-            f"needs floats [N, {B}, 1], a value of each of N critics."
+            f"needs floats [N, {B}, {num_values}], a value of each of N critics."
         )
 
 

@@ -56,7 +56,27 @@ def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
       priorities: float32 [n or 1, m].
       u: float32 [n]; the fractions, in [0, 1).
     """
-    sums = lax.cummax(jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0), axis=1)
-    total = sums[:, -1:]
+    sums = jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0)
+    total = jnp.max(sums, axis=1, keepdims=True)
     threshold = jnp.minimum(u[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
-    return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
+    if len(priorities) == 1:
+        return _count_at_most(lax.cummax(sums[0]), threshold[:, 0])
+    # The first sum that is above the threshold.
+    place = jnp.arange(sums.shape[1], dtype=jnp.int32)[None]
+    return jnp.min(jnp.where(sums > threshold, place, sums.shape[1]), axis=1)
+
+
+def _count_at_most(sums: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Counts the elements of `sums` [m], which do not fall, that are at most each threshold [n]: int32 [n].
+
+    A binary search of fixed depth: 16 steps for the 41,000 blocks of 10 million rows. Comparing each draw with each
+    block would take longer than an update.
+    """
+    count = jnp.zeros(threshold.shape, jnp.int32)
+    for bit in reversed(range(sums.shape[0].bit_length())):
+        further = count + 2**bit
+        # Element further - 1 is at most the threshold: so are at least `further` elements.
+        inside = further <= sums.shape[0]
+        reached = inside & (sums[jnp.where(inside, further - 1, 0)] <= threshold)
+        count = jnp.where(reached, further, count)
+    return count

@@ -30,6 +30,8 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
         return chosen | {"torso": "your own network"}
     if not hasattr(config, "torso"):
         return chosen
+    if isinstance(config, nets.CriticsConfig):
+        return chosen | {"torso": config.torso}
     stacked = getattr(config, "frame_stack", 1)
     stacked_spec = seen_spec(nets.stacked_spec(spec, stacked), getattr(config, "policy_observations", ()))
     if isinstance(config, world_models.Sizes):

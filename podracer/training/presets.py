@@ -4,40 +4,23 @@
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
 locomotion tasks of Gymnasium, `playground` and `brax` for robots of these libraries
 (podracer/training/robot_presets.py), `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe.
-`td3` is for any task. A protocol, of which a preset for Atari has one, is how games are played and reported
-(podracer/atari/protocols.py).
+Those of `sac` are for any task (podracer/training/sac_presets.py). A protocol, of which a preset for Atari has one, is
+how games are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from podracer import atari, configs, environments
 from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.atari import presets as papers
 from podracer.run.config import RunConfig
-from podracer.training import robot_presets
-
-
-class Settings(NamedTuple):
-    """Differences from the defaults.
-
-    Attributes:
-      agent: fields of the agent's config.
-      run: fields of `RunConfig`.
-      env: fields of the environment's options.
-      names: `preset` and `protocol`, where there are such.
-    """
-
-    agent: Mapping[str, Any] = {}
-    run: Mapping[str, Any] = {}
-    env: Mapping[str, Any] = {}
-    names: Mapping[str, str] = {}
-
+from podracer.training import robot_presets, sac_presets
+from podracer.training.settings import Settings, merged
 
 LUNAR_LANDER = Settings(
     {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
@@ -198,7 +181,7 @@ TASKS: dict[str, dict[tuple[str, str], Settings]] = {
     "classic": CLASSIC,
     "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
     **{
-        name: {("ppo", task): Settings(*robot_presets.merged(layers)) for task, layers in tasks.items()}
+        name: {("ppo", task): merged(*layers) for task, layers in tasks.items()}
         for name, tasks in (("playground", robot_presets.PLAYGROUND_LAYERS), ("brax", robot_presets.BRAX_LAYERS))
     },
     "minatar": {(agent, f"minatar_{game}"): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
@@ -209,19 +192,7 @@ matter."""
 
 
 ANYWHERE: dict[str, dict[str, Settings]] = {
-    # Fujimoto et al. 2018, with SAC's learning rate; podracer/agents/sac.py has the other deviations.
-    "td3": {
-        "sac": Settings(
-            {
-                "policy": "deterministic",
-                "policy_interval": 2,
-                "noise": (0.1, 0.1),
-                "target_noise": 0.2,
-                "target_policy": True,
-                "replay_min_size": 25_000,
-            }
-        )
-    },
+    name: {"sac": merged(*layers)} for name, layers in sac_presets.LAYERS.items()
 }
 """By name, and then by agent: presets for any task. What `TASKS` has for the agent's task goes before them."""
 
@@ -254,15 +225,14 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
         layers = [_of_protocol(preset_settings.names["protocol"], agent, environment, preset_settings), preset_settings]
     else:
         layers = [preset_settings]
-    parts = ({k: v for layer in (*layers, given) for k, v in layer[i].items()} for i in range(len(Settings._fields)))
-    merged = Settings(*parts)
+    found = merged(*layers, given)
     if preset_settings.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
-        return _with_periods(agent, merged, preset_settings)
+        return _with_periods(agent, found, preset_settings)
     if agent == "efficientzero" and preset:
-        total_steps = configs.from_json(RunConfig, merged.run).total_steps
-        fitted = papers.by_run(preset, merged.agent, _task(environment), total_steps)
-        return merged._replace(agent={**merged.agent, **fitted, **given.agent})
-    return merged
+        total_steps = configs.from_json(RunConfig, found.run).total_steps
+        fitted = papers.by_run(preset, found.agent, _task(environment), total_steps)
+        return found._replace(agent={**found.agent, **fitted, **given.agent})
+    return found
 
 
 def _find(name: str, agent: str, environment: str) -> Settings:
@@ -279,9 +249,9 @@ def _find(name: str, agent: str, environment: str) -> Settings:
             has = ", ".join(names(agent)) or "none"
             raise ValueError(f"preset={name!r} is of {', '.join(owners)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
-    if name in ANYWHERE:
+    if agent in ANYWHERE.get(name, {}):
         of_task = next(filter(None, (_in_tasks(tasks, agent, environment) for tasks in TASKS)), Settings())
-        found = Settings(*({**least, **most} for least, most in zip(ANYWHERE[name][agent], of_task)))
+        found = merged(ANYWHERE[name][agent], of_task, *sac_presets.of_task(name, _task(environment)))
     else:
         found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})
@@ -343,22 +313,22 @@ def _check_game(what: str, environment: str) -> None:
             raise ValueError(f"{what}: {name} is not a game of Atari, such as envpool:Pong-v5.")
 
 
-def _with_periods(agent: str, merged: Settings, preset_settings: Settings) -> Settings:
+def _with_periods(agent: str, found: Settings, preset_settings: Settings) -> Settings:
     """With rollouts of one period (see `podracer.atari.presets.rollout_length`).
 
     Raises:
       ValueError: for several actors, of which each would hand over a part of a period and act between two copies.
     """
     for name in ("actor_threads", "actor_devices"):
-        if (number := merged.run.get(name) or 1) > 1:
+        if (number := found.run.get(name) or 1) > 1:
             raise ValueError(
                 f"{name}={number}: rollouts of this preset are one period between copies to the target network, which "
                 "one actor acts; leave it out (or give rollout_length)."
             )
-    num_envs = configs.from_json(RunConfig, merged.run).num_envs or preset_settings.run["num_envs"]
-    rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], merged.agent), num_envs)
-    return merged._replace(
-        agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}
+    num_envs = configs.from_json(RunConfig, found.run).num_envs or preset_settings.run["num_envs"]
+    rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], found.agent), num_envs)
+    return found._replace(
+        agent={**found.agent, "rollout_length": rollout_length}, run={**found.run, "num_envs": num_envs}
     )
 
 

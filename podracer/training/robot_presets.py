@@ -16,23 +16,9 @@ learnt from; ours are those of before. Domain randomisation and curricula are no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from podracer.training.settings import Settings
 
-
-class Layer(NamedTuple):
-    """Settings beyond those of the layer below.
-
-    Attributes:
-      agent: fields of `PPOConfig`.
-      run: fields of `RunConfig`.
-    """
-
-    agent: Mapping[str, Any] = {}
-    run: Mapping[str, Any] = {}
-
-
-NETWORKS = Layer(
+NETWORKS = Settings(
     {
         "policy": "tanh",
         "state_dependent_std": True,
@@ -45,7 +31,7 @@ NETWORKS = Layer(
     }
 )
 
-LEARNING = Layer(
+LEARNING = Settings(
     {
         "normalize_observations": True,
         "statistics_min_std": 1e-6,
@@ -58,7 +44,7 @@ LEARNING = Layer(
     }
 )
 
-CONTROL_SUITE = Layer(
+CONTROL_SUITE = Settings(
     {
         "rollout_length": 480,
         "num_epochs": 16,
@@ -70,7 +56,7 @@ CONTROL_SUITE = Layer(
     {"num_envs": 2048, "total_steps": 60_000_000},
 )
 
-LOCOMOTION = Layer(
+LOCOMOTION = Settings(
     {
         "rollout_length": 20,
         "discount": 0.97,
@@ -81,7 +67,7 @@ LOCOMOTION = Layer(
     {"num_envs": 8192, "total_steps": 100_000_000},
 )
 
-PRIVILEGED = Layer(
+PRIVILEGED = Settings(
     {
         "hidden_sizes": (512, 256, 128),
         "value_hidden_sizes": (512, 256, 128),
@@ -91,22 +77,22 @@ PRIVILEGED = Layer(
 )
 """A value that sees more than a robot's sensors."""
 
-HUMANOID = Layer({"clip_epsilon": 0.2, "entropy_cost": 5e-3})
+HUMANOID = Settings({"clip_epsilon": 0.2, "entropy_cost": 5e-3})
 
-BRAX = Layer(
+BRAX = Settings(
     {"rollout_length": 160, "num_epochs": 8, "learning_rate": 3e-4, "entropy_cost": 1e-3, "max_grad_norm": None},
     {"num_envs": 2048, "total_steps": 50_000_000},
 )
 
 
-def _steps(number: int) -> Layer:
-    return Layer({}, {"total_steps": number})
+def _steps(number: int) -> Settings:
+    return Settings({}, {"total_steps": number})
 
 
-SHORT_SIGHTED = Layer({"discount": 0.95})
+SHORT_SIGHTED = Settings({"discount": 0.95})
 LONG = _steps(100_000_000)
 
-CONTROL_SUITE_TASKS: dict[str, tuple[Layer, ...]] = {
+CONTROL_SUITE_TASKS: dict[str, tuple[Settings, ...]] = {
     "AcrobotSwingup": (LONG,),
     "AcrobotSwingupSparse": (LONG,),
     "BallInCup": (SHORT_SIGHTED,),
@@ -124,7 +110,7 @@ CONTROL_SUITE_TASKS: dict[str, tuple[Layer, ...]] = {
     "HumanoidRun": (),
     "HumanoidStand": (),
     "HumanoidWalk": (),
-    "PendulumSwingup": (Layer({"num_epochs": 4}),),  # and each action four times, which is a wrapper
+    "PendulumSwingup": (Settings({"num_epochs": 4}),),  # and each action four times, which is a wrapper
     "PointMass": (),
     "ReacherEasy": (),
     "ReacherHard": (),
@@ -136,7 +122,7 @@ CONTROL_SUITE_TASKS: dict[str, tuple[Layer, ...]] = {
 
 HUMANOID_JOYSTICKS = (PRIVILEGED, HUMANOID, _steps(200_000_000))
 
-LOCOMOTION_TASKS: dict[str, tuple[Layer, ...]] = {
+LOCOMOTION_TASKS: dict[str, tuple[Settings, ...]] = {
     "ApolloJoystickFlatTerrain": HUMANOID_JOYSTICKS,
     "BarkourJoystick": (),
     "BerkeleyHumanoidJoystickFlatTerrain": (PRIVILEGED, HUMANOID, _steps(150_000_000)),
@@ -151,37 +137,31 @@ LOCOMOTION_TASKS: dict[str, tuple[Layer, ...]] = {
     "H1InplaceGaitTracking": (),
     "H1JoystickGaitTracking": (),
     "Op3Joystick": (),
-    "SpotFlatTerrainJoystick": (Layer({"policy_observations": ("state",), "value_observations": ("state",)}),),
+    "SpotFlatTerrainJoystick": (Settings({"policy_observations": ("state",), "value_observations": ("state",)}),),
     "SpotGetup": (),
     "SpotJoystickGaitTracking": (),
     "T1JoystickFlatTerrain": HUMANOID_JOYSTICKS,
     "T1JoystickRoughTerrain": HUMANOID_JOYSTICKS,
 }
 
-BRAX_TASKS: dict[str, tuple[Layer, ...]] = {
+BRAX_TASKS: dict[str, tuple[Settings, ...]] = {
     "ant": (
-        Layer(
+        Settings(
             {"rollout_length": 80, "num_epochs": 4, "discount": 0.97, "reward_scale": 10.0, "entropy_cost": 1e-2},
             {"num_envs": 4096},
         ),
     ),
     "halfcheetah": (SHORT_SIGHTED,),
-    "humanoid": (Layer({"discount": 0.97, "reward_scale": 0.1}),),
+    "humanoid": (Settings({"discount": 0.97, "reward_scale": 0.1}),),
 }
 
 COMMON = (NETWORKS, LEARNING)
 
-PLAYGROUND_LAYERS: dict[str, tuple[Layer, ...]] = {
+PLAYGROUND_LAYERS: dict[str, tuple[Settings, ...]] = {
     **{task: (*COMMON, CONTROL_SUITE, *layers) for task, layers in CONTROL_SUITE_TASKS.items()},
     **{task: (*COMMON, LOCOMOTION, *layers) for task, layers in LOCOMOTION_TASKS.items()},
 }
 """The layers of every task of Playground, from the lowest one."""
 
-BRAX_LAYERS: dict[str, tuple[Layer, ...]] = {task: (*COMMON, BRAX, *layers) for task, layers in BRAX_TASKS.items()}
+BRAX_LAYERS: dict[str, tuple[Settings, ...]] = {task: (*COMMON, BRAX, *layers) for task, layers in BRAX_TASKS.items()}
 """The layers of tasks of brax, from the lowest one."""
-
-
-def merged(layers: tuple[Layer, ...]) -> Layer:
-    """One layer of several; the later one goes first."""
-    parts = ({name: x for layer in layers for name, x in layer[i].items()} for i in range(2))
-    return Layer(*parts)

@@ -88,6 +88,8 @@ class ReplaySpec(NamedTuple):
         numbers of sequences are then numbers of rows.
       updates_per_draw: G, updates whose samples are drawn and reanalysed together, then learnt from in turn; with
         samples only.
+      whole_draws: whether `Agent.learn` takes the samples of all G updates at once, in their order, and makes the G
+        updates itself; metrics are then sums over them.
       refresh_interval: updates of a sweep that recomputes the priorities of all rows (`Agent.refresh`), in multiples of
         G; priorities from learning are then logged and not written. 0 for no sweeps.
       reach: rows after row 0 of a sequence that its priority depends on.
@@ -110,6 +112,7 @@ class ReplaySpec(NamedTuple):
     observation_rows: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
     updates_per_draw: int = 1
+    whole_draws: bool = False
     refresh_interval: int = 0
     reach: int = 0
     target_interval: int = 0

@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from podracer import agents, configs, nets, spaces
 from podracer.agents import SACConfig
 from podracer.agents.registry import make_agent
 from podracer.topology import collectives
-from podracer.training import presets
+from podracer.training import presets, sac_presets
 from podracer.types import Agent, Batch, EnvSpec, LearnerState, TimeStep, Trajectory
 from tests.support import harness
 from tests.support.sac_reference import Reference
@@ -27,19 +28,20 @@ SMALL: dict[str, Any] = {"hidden_sizes": (8, 8), "batch_size": B}
 TD3: dict[str, Any] = dict(presets.ANYWHERE["td3"]["sac"].agent)
 
 
-def batches(n: int, count: int) -> list[Batch]:
-    """Samples of n transitions, of which the first is real."""
+def batches(n: int, count: int, size: int = B) -> list[Batch]:
+    """Samples of n transitions, of which the first is real, and lanes' discounted returns."""
     rows = jax.tree.map(np.asarray, harness.timesteps(3, 60, 16))
     starts = np.array([(t, b) for b in range(16) for t in range(60 - n) if not rows.first[t + 1, b]])
     rng, found = np.random.default_rng(4), []
     for _ in range(count):
-        t, b = starts[rng.choice(len(starts), B, replace=False)].T
+        t, b = starts[rng.choice(len(starts), size, replace=False)].T
         steps = TimeStep(*(x[t + np.arange(n + 1)[:, None], b] for x in rows))  # type: ignore[arg-type]
-        actions = rng.uniform(LOW, HIGH, (n, B, A)).astype(np.float32)
+        actions = rng.uniform(LOW, HIGH, (n, size, A)).astype(np.float32)
+        extras = {"discounted_return": rng.normal(0.0, 9.0, (n, size)).astype(np.float32)}
         state = nets.ActorState((), (), ())
-        version: Any = np.zeros((n, B), np.int32)
-        trajectory = Trajectory(steps, actions, {}, state, version, version[0])
-        found.append(Batch(trajectory, np.ones(B, np.float32), np.ones(B, np.int32)))  # type: ignore[arg-type]
+        version: Any = np.zeros((n, size), np.int32)
+        trajectory = Trajectory(steps, actions, extras, state, version, version[0])
+        found.append(Batch(trajectory, np.ones(size, np.float32), np.ones(size, np.int32)))  # type: ignore[arg-type]
     return found
 
 
@@ -61,39 +63,77 @@ CASES: dict[str, dict[str, Any]] = {
     "sac": {"n_step": 3, "policy_interval": 2, "alpha_init": 0.3, "alpha_rate": 2.0, "target_entropy": -2.0},
     "td3": {**TD3, "n_step": 1, "reward_scale": 0.5},
     "mean": {"critics": "mean", "target_policy": True, "policy_rate": 0.5, "max_std": 1.5},
+    "categorical": {
+        "n_step": 3,
+        "alpha_init": 0.3,
+        "values": "categorical",
+        "num_bins": 7,
+        "max_value": 1.5,
+        "optimizer": "adamw",
+        "optimizer_b2": 0.9,
+        "weight_decay": 0.5,
+        "value_hidden_sizes": (6,),
+        "normalize_observations": True,
+        "statistics_min_std": 0.5,
+        "statistics_clip": 1.0,
+        "normalize_rewards": True,
+        "learning_rate_schedule": "linear",
+        "final_rate": 0.5,
+    },
+    "categorical mean": {"values": "categorical", "num_bins": 7, "max_value": 1.0, "critics": "mean", **TD3},
 }
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", pytest.param("mean", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["sac", "td3", "categorical", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mean", "categorical mean"))],
+)
 def test_updates_are_those_of_the_reference(name: str) -> None:
-    """Critics, policy, alpha and targets after 20 updates of NumPy's."""
+    """Critics, policy, alpha, targets and statistics after 20 updates of NumPy's."""
     given: dict[str, Any] = SMALL | {"learning_rate": 1e-2, "tau": 0.1, "discount": 0.9} | CASES[name]
     config = SACConfig(**given)
-    agent = agents.sac.make(SPEC, config)
+    agent, D = agents.sac.make(SPEC, config), config.policy_interval
     learner = harness.learner_of(agent)
     gaussian = config.policy == "gaussian"
     policy, critics = networks(learner, gaussian, learner.params)
     log_alpha = float(learner.params.get("log_alpha", 0.0))
-    reference = Reference(policy, critics, log_alpha, vars(config))
+    progress = 0.4 if config.learning_rate_schedule == "linear" else 0.0
+    reference = Reference(policy, critics, log_alpha, vars(config), progress)
     reference.target_policy, reference.target_critics = networks(learner, gaussian, learner.aux)
     learn, noise_of = harness.alone(agent.learn), jax.jit(lambda key: jax.random.normal(key, (2, B, A)))
-    for number, batch in enumerate(batches(config.n_step, 20)):
+    metrics: Any = {}
+    for number, batch in enumerate(batches(config.n_step, 20 // D, D * B)):
         key = jax.random.key(number)
-        learner, metrics, priorities = learn(learner, batch, jnp.float32(0), key)
+        learner, metrics, priorities = learn(learner, batch, jnp.float32(0.4), key)
         rows = {name: np.asarray(x, np.float64) for name, x in batch.trajectory.timesteps._asdict().items()}
+        rows |= {name: np.asarray(x, np.float64) for name, x in batch.trajectory.extras.items()}
         units = (np.asarray(batch.trajectory.actions[0], np.float64) - (HIGH + LOW) / 2) / ((HIGH - LOW) / 2)
-        reference.update(rows, units, np.asarray(noise_of(key), np.float64))
+        assert priorities.shape == (D * B,)
+        # D updates, in blocks of the draw; each has its own noise.
+        keys = [key] if D == 1 else jax.random.split(key, D)
+        for i in range(D):
+            block = slice(i * B, (i + 1) * B)
+            noise = np.asarray(noise_of(keys[i]), np.float64)
+            reference.update({name: x[:, block] for name, x in rows.items()}, units[block], noise)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, networks(learner, gaussian, learner.params), (reference.policy, reference.critics))
     if gaussian:
         close(learner.params["log_alpha"], reference.log_alpha)
+        assert float(metrics["policy/alpha"]) == pytest.approx(D * math.exp(reference.log_alpha), rel=0.05)
         assert abs(reference.log_alpha - log_alpha) > 0.01
     found = networks(learner, gaussian, learner.aux)
     close(found[1][0][0][0], reference.target_critics[0][0][0])
     if config.target_policy:
         close(found[0][0][0], reference.target_policy[0][0])
+    statistics = learner.aux["statistics"]
+    if config.normalize_rewards:
+        close(statistics.observation.mean, reference.moments.mean)
+        close(statistics.largest_return, reference.largest_return)
+    elif config.max_value:
+        assert 0.01 < float(metrics["value/outside"]) < 0.99
     assert int(learner.num_updates) == 20
-    assert priorities.shape == (B,)
+    # Sums over a block's updates.
+    assert float(metrics["grad/learning_rate"]) == pytest.approx(D * reference.critic_adams[0].rate, rel=1e-5)
     assert metrics["loss/policy"].shape == ()
 
 
@@ -156,14 +196,14 @@ def by_hand(n: int) -> Any:
     def loss(outputs: jax.Array, target: jax.Array, *rest: Any) -> Any:
         del rest
         seen.append(target)
-        return jnp.sum(outputs), {"target": target[1, 0]}, target[0]
+        return jnp.sum(outputs), {"target": target[1, 0, 0]}, target[0, :, 0]
 
     constant = nets.Critic(
         lambda key: jnp.full(2, 10.0),
         lambda params, inputs, action: jnp.broadcast_to(params[:, None, None], (2, inputs.reward.shape[1], 1)),
     )
     policy = nets.critics.make(SPEC, (4,), "relu", num_critics=2, num_actions=A, with_std=False).policy
-    config = SACConfig(policy="deterministic", discount=0.5, n_step=n, batch_size=1, policy_interval=9)
+    config = SACConfig(policy="deterministic", discount=0.5, n_step=n, batch_size=1, policy_rate=0.0)
     agent = agents.sac.make(SPEC, config, nets.ActorCritic(policy, constant), loss)
     learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
     learn = harness.alone(agent.learn)
@@ -174,8 +214,8 @@ def by_hand(n: int) -> Any:
 # What is refused.
 
 
-def made(space: Any = SPEC.action_space, **config: Any) -> Agent:
-    return agents.sac.make(SPEC._replace(action_space=space), SACConfig(**config))
+def made(space: Any = SPEC.action_space, observation: Any = SPEC.observation_space, **config: Any) -> Agent:
+    return agents.sac.make(SPEC._replace(action_space=space, observation_space=observation), SACConfig(**config))
 
 
 @pytest.mark.parametrize(
@@ -212,6 +252,30 @@ def made(space: Any = SPEC.action_space, **config: Any) -> Agent:
             "init_std=0.1 must be between min_std=0.5 and max_std=7.389; use 0.5.",
         ),
         (
+            {"values": "categorical"},
+            'values="categorical" needs max_value, the largest return to tell apart, such as 10.0.',
+        ),
+        (
+            {"final_rate": 0.5},
+            "final_rate=0.5 is of learning_rate_schedule='linear', not 'constant'; use 0.0.",
+        ),
+        (
+            {"torso": "simba_v2", "value_hidden_sizes": (8, 4)},
+            "value_hidden_sizes=(8, 4): blocks of torso='simba_v2' have one width; use (128, 128).",
+        ),
+        (
+            {"torso": "simba_v2", "init_std": 0.1},
+            "init_std=0.1 is of torso='mlp'; weights of torso='simba_v2' cannot be 0: use None.",
+        ),
+        (
+            {"normalize_observations": True, "observation": spaces.Discrete(3)},
+            "normalize_observations=True needs float32 observations, which box does not have; leave it out.",
+        ),
+        (
+            {"target_entropy": "x"},
+            "SACConfig.target_entropy='x': expected a number.",
+        ),
+        (
             {"replay_min_size": 20, "replay_capacity": 10},
             "replay_min_size=20 must be at most replay_capacity=10, or learning would never begin; use 10.",
         ),
@@ -234,8 +298,33 @@ def test_td3_is_a_preset() -> None:
     found = presets.merge("sac", "gymnasium:Pendulum-v1", "td3", None, presets.Settings({"tau": 0.5}))
     assert found.agent == TD3 | task | {"tau": 0.5}
     assert presets.merge("sac", "catch", "td3", None, presets.Settings()).agent == TD3
-    assert len(TD3) <= 8
     assert configs.from_json(SACConfig, found.agent).policy == "deterministic"
+
+
+@pytest.mark.parametrize("name", sac_presets.LAYERS)
+def test_presets_are_few_fields_each(name: str) -> None:
+    """At most eight from layer to layer, none of them for nothing."""
+    agent: dict[str, Any] = presets.merge("sac", "acrobot", name, None, presets.Settings({"max_value": 9.0})).agent  # type: ignore[assignment]
+    assert configs.from_json(SACConfig, agent)
+    below: dict[str, Any] = dict(vars(SACConfig()))
+    for layer in sac_presets.LAYERS[name]:
+        changed = {field: value for field, value in layer.agent.items() if below[field] != value}
+        assert changed == layer.agent
+        assert len(changed) <= 8
+        below |= changed
+
+
+def test_presets_of_playground_know_its_tasks() -> None:
+    def merged(preset: str, task: str) -> presets.Settings:
+        return presets.merge("sac", f"playground:{task}", preset, None, presets.Settings())
+
+    assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["max_value"] == 10.0
+    assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["noise"] == (0.2, 0.8)
+    assert merged("fast_sac", "G1JoystickFlatTerrain").agent["max_value"] == 20.0
+    assert "noise" not in merged("fast_sac", "CheetahRun").agent
+    assert (
+        merged("playground", "HopperHop").run["total_steps"] == 2 * merged("playground", "CupCatch").run["total_steps"]
+    )
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:
@@ -249,6 +338,11 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         agents.sac.make(SPEC, None, own.policy)
     with pytest.raises(nets.NetworkError, match="init_std=0.1 is of the library's own network"):
         agents.sac.make(SPEC, SACConfig(init_std=0.1), own)
+
+
+def test_an_optimizer_with_a_rate_of_its_own_has_one_for_all() -> None:
+    with pytest.raises(ValueError, match="or policy_rate=1 and alpha_rate=1"):
+        agents.sac.make(SPEC, SACConfig(policy_rate=0.5, alpha_rate=0.0), optimizer=optax.adam(1e-3))
 
 
 # Acting.

@@ -147,8 +147,9 @@ def test_units_do_not_matter() -> None:
 
 
 def test_members_are_the_single_runs() -> None:
-    """Also where a delayed policy update is a branch for one run and a choice for several."""
+    """Updates in blocks, and statistics of a member's own rows."""
     config = {"policy_interval": 3, "target_policy": True, "policy": "deterministic", "noise": (0.1, 0.2)}
+    config |= {"normalize_observations": True, "normalize_rewards": True}
     _, members = trained(LinearQuadratic(), 1_600, population=2, **config)
     _, (single,) = trained(LinearQuadratic(), 1_600, **config)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), members[0], single)

@@ -186,3 +186,28 @@ def test_a_gradient_of_zeros_has_a_derivative(name: Any, eps_root: float) -> Non
 def test_eps_root_is_adams() -> None:
     with pytest.raises(ValueError, match=r"optimizer_eps_root=1e-12 is a number of optimizer='adam'; leave it out"):
         optimizer.make("rmsprop", eps_root=1e-12)
+
+
+def test_b2_is_the_decay_of_squares() -> None:
+    moves, _ = updates(optimizer.make("adam", b2=0.9), RATES, np.inf, eps=0.01)
+    np.testing.assert_allclose(moves, oracles.adam(gradients(), RATES, b2=0.9, epsilon=0.01), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_stacked_networks_are_networks_one_by_one(name: str) -> None:
+    """Also of biases, which stacked are matrices: they do not decay, and Muon leaves them to AdamW."""
+    rng = np.random.default_rng(0)
+    trees = [{x: jnp.asarray(rng.normal(size=(2, *shape)), jnp.float32) for x, shape in SHAPES} for _ in range(2)]
+    hyper = {name: jnp.float32(x) for name, x in {"optimizer_eps": 1e-3, "weight_decay": 0.5}.items()}
+    hyper |= {"max_grad_norm": jnp.float32(np.inf), "learning_rate": jnp.float32(0.1)}
+
+    def after(made: optimizer.Optimizer, params: Any, grads: Any) -> Any:
+        return made.step(grads, made.init(params, hyper), params, learning_rate=None, hyper=hyper)[0]
+
+    one, stacked = (optimizer.make(name, stacked=stacked) for stacked in (False, True))  # type: ignore[arg-type]
+    expected = jax.jit(jax.vmap(lambda *x: after(one, *x)))(*trees)
+    found = jax.jit(lambda *x: after(stacked, *x))(*trees)
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-4, atol=1e-5), found, expected)
+
+
+SHAPES = (("kernel", (3, 4)), ("bias", (4,)))

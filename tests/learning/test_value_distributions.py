@@ -133,3 +133,22 @@ def test_values_are_not_rounded_as_products_are() -> None:
     logits = 3.0 * jax.random.normal(jax.random.key(0), (9, 51))
     exact = jax.nn.softmax(np.asarray(logits, np.float64)) @ np.linspace(-100.0, 100.0, 51)
     np.testing.assert_allclose(harness.as_a_tpu_rounds(values.mean)(logits), exact, atol=1e-4)
+
+
+def test_projections_of_cpus_and_accelerators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """101 atoms: their sums are in other orders."""
+    rng, z = np.random.default_rng(0), np.linspace(-9.0, 9.0, 101).astype(np.float32)
+    probs = jax.nn.softmax(jnp.asarray(3.0 * rng.normal(size=(B, 101)), jnp.float32))
+    R, G = (jnp.asarray(x, jnp.float32) for x in (4.0 * rng.normal(size=B), rng.random(B) < 0.9))
+    found = []
+    for on_cpu in (True, False):
+        monkeypatch.setattr(value_distributions.topology, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        found.append(jax.jit(lambda *x: value_distributions.project(x[0], z, *x[1:]))(probs, R, 0.97 * G))
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(jnp.sum(found[0], axis=1), 1.0, rtol=1e-4)
+
+
+def test_the_function_of_least_mean() -> None:
+    values = jnp.arange(12.0).reshape(2, 3, 2)
+    means = jnp.asarray([[0.0, 5.0, 1.0], [1.0, 4.0, 1.0]])
+    np.testing.assert_array_equal(value_distributions.least(values, means), [[0, 1], [8, 9], [4, 5]])

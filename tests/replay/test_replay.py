@@ -683,3 +683,18 @@ def test_rollouts_that_do_not_fit_are_refused():
             jax.eval_shape(add, ring, trajectory._replace(**{part: cut(getattr(trajectory, part))}))
     with pytest.raises(AssertionError):
         jax.eval_shape(lambda ring, counts: buffer.sample(ring, counts, jax.random.key(0), 4, 0.5), ring, jnp.zeros(GROUPS + 1, jnp.int32))  # fmt: skip
+
+
+@pytest.mark.parametrize("m", [1, 2, 255, 1000])
+def test_a_binary_search_draws_what_comparisons_draw(m):
+    """One row of priorities, searched, and as many equal rows as draws, compared: zeros among them, also at the ends."""
+    rng = np.random.default_rng(m)
+    priorities = rng.random(m, np.float32) ** 4 * (rng.random(m) < 0.6)
+    priorities[m // 2] = 1.0
+    if m > 2:
+        priorities[[0, -1]] = 0.0
+    u = jnp.asarray(np.append(rng.random(400, np.float32), [0.0, np.nextafter(np.float32(1), np.float32(0))]))
+    row = jnp.asarray(priorities)[None]
+    searched, compared = (jax.jit(sampling._invert)(x, u) for x in (row, jnp.broadcast_to(row, (len(u), m))))
+    np.testing.assert_array_equal(searched, compared)
+    assert np.all(priorities[np.asarray(searched)] > 0)

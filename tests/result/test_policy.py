@@ -51,7 +51,11 @@ CASES = {
         VECTOR,
     ),
     "sac": (agents.sac.make, agents.SACConfig(**SMALL), BOX),
-    "td3": (agents.sac.make, agents.SACConfig(**SMALL, policy="deterministic", noise=(0.1, 0.9)), BOX),
+    "td3": (
+        agents.sac.make,
+        agents.SACConfig(**SMALL, policy="deterministic", noise=(0.1, 0.9), normalize_observations=True),
+        BOX,
+    ),
     "pqn": (agents.pqn.make, agents.PQNConfig(**SMALL, evaluation_epsilon=0.5), VECTOR),
     "muzero": (
         agents.muzero.make,

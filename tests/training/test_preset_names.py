@@ -13,6 +13,7 @@ from podracer.agents.registry import AGENTS
 from podracer.bench import measure
 from podracer.run import rundir
 from podracer.training import presets, robot_presets
+from podracer.training.settings import merged
 from tests.support import harness
 
 SMALL = {
@@ -112,7 +113,7 @@ def test_a_layer_of_a_preset_has_at_most_8_settings():
     assert len(layers) > 10
     assert max(len(layer.agent) + len(layer.run) for layer in layers.values()) == 8
     for task, each in every.items():
-        configs.from_json(podracer.agents.PPOConfig, robot_presets.merged(each).agent)
+        configs.from_json(podracer.agents.PPOConfig, merged(*each).agent)
         for below, layer in itertools.pairwise(each):
             assert not set(below.agent.items()) & set(layer.agent.items()), f"{task}: said twice"
 

@@ -28,7 +28,8 @@ DQN = (
 )
 SAC = (
     "train sac pendulum --env.max-steps 9 --agent.policy-interval 2 --agent.target-policy --agent.n-step 2 "
-    "--agent.batch-size 8 --agent.replay-ratio 2 --agent.replay-capacity 800 --agent.replay-min-size 160"
+    "--agent.batch-size 8 --agent.replay-ratio 2 --agent.replay-capacity 800 --agent.replay-min-size 160 "
+    "--agent.normalize-observations --agent.normalize-rewards"
 )
 CASES = {
     # Everything that an agent can carry along: recurrent state and momentum; running moments and discounted returns.
@@ -43,7 +44,7 @@ CASES = {
     "dqn": f"{DQN} --mode lockstep",
     "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep --updates-per-call 1",
     "dqn-sebulba-2": f"{DQN} --agent.priority-exponent 0.5 --arch sebulba --mode lockstep --actor-threads 2",
-    # Two targets, alpha, an optimiser's state for each tree, and every second update without the policy's step.
+    # Two targets, alpha, statistics, an optimiser's state for each tree, and updates in blocks of two.
     "sac": SAC,
     "sac-sebulba": f"{SAC} --arch sebulba --mode lockstep",
     # Both actors' environments, and the parameters that their next rollouts need.
