@@ -141,6 +141,7 @@ def test_config_is_resolved(finished):
     assert config["own"] == []
     assert config["run"] == {
         **{"total_steps": 2000, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "reset_pool": None},
+        "member_seeds": [],
         **{
             "mode": "async",
             "replicas": None,
