@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     gc.set_threshold(100_000, 20, 100)
     ending = Ending()
     atexit.register(ending)  # the first to be registered is the last to be called
+    spans.write_at_end()
     argv = list(sys.argv[1:] if argv is None else argv)
     # Modules beside the shell, such as that of `gymnasium:my_module:Reach-v0`, are found where one was asked for, and
     # last: a file `tyro.py` there is none of ours.

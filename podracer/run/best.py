@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
 import time
@@ -90,6 +91,9 @@ class Best:
             self._held, self._written_at = None, time.monotonic()
 
     def close(self) -> None:
+        """Writes the state that is held, however the run ends, where that can be; releases what Orbax holds."""
+        with contextlib.suppress(Exception):  # an error that ends the run is told, and not this one
+            self.write_held()
         self._checkpoints.close()
 
 

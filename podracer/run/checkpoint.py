@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import pathlib
 import secrets
@@ -68,10 +69,12 @@ class Checkpoints:
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
-            # Of a new run there is nothing to read, and Orbax takes a while to import.
+            # Of a new run there is nothing to read, and Orbax takes a while to import. It must be there at the end.
+            if importlib.util.find_spec("orbax.checkpoint") is None:
+                raise ModuleNotFoundError("no package orbax-checkpoint is installed")
             is_filled = self.directory.is_dir() and any(self.directory.iterdir())
             self._is_empty = processes.count == 1 and not is_filled
-        except OSError as error:
+        except (OSError, ModuleNotFoundError) as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
         if not self._is_empty:
             self._manager  # noqa: B018
@@ -157,19 +160,16 @@ class Checkpoints:
         """
         if step in self.steps():
             return
-        self._is_empty = False
         leaves = flatten(state)
         self._compare(leaves)
-        arguments = self._ocp.args.Composite(
-            state=self._ocp.args.PyTreeSave(leaves),
-            checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
-        )
+        checksums = self._checksums(leaves)
         with span("checkpoint"):
-            _, problem = attempt(lambda: self._write(step, arguments))
+            _, problem = attempt(lambda: self._write(step, leaves, checksums))
         if problem:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
             )
+        self._is_empty = False
         old = self.steps()[: -self._keep] if self._keep else []
         self._gone |= set(old)
         if self._processes.is_first:
@@ -193,8 +193,10 @@ class Checkpoints:
                 message = f"an old checkpoint cannot be removed, and stays: {problem}; newer ones are whole."
                 console.say(message)
 
-    def _write(self, step: int, arguments: Any) -> None:
-        self._manager.save(step, args=arguments)
+    def _write(self, step: int, leaves: dict[str, jax.Array], checksums: dict[str, int]) -> None:
+        arguments = self._ocp.args
+        parts = {"state": arguments.PyTreeSave(leaves), "checksums": arguments.JsonSave(checksums)}
+        self._manager.save(step, args=arguments.Composite(**parts))
         if self._processes.is_first:
             files.to_disk(self.directory / str(step))
 

@@ -1,4 +1,4 @@
-"""The time of a process by its parts: spans, written to the file that the variable `PODRACER_SPANS` names.
+"""The time of a command by its parts: spans, written to the file that the variable `PODRACER_SPANS` names.
 
     with span("checkpoint"):
         write()
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-FILE = os.environ.get("PODRACER_SPANS")
+FILE = os.environ.pop("PODRACER_SPANS", None)  # of this process alone: others that it starts would write there, too
 
 SPANS: list[dict[str, Any]] = []
 """The spans so far: `name`, `thread`, and seconds: `at` since 1970, `wall`, and `cpu` of the whole process."""
@@ -62,10 +62,12 @@ STAGES = {
 """JAX's events, and the stages that they are called here."""
 
 
+def write_at_end() -> None:
+    """Has the spans written when Python ends, before what was registered with `atexit` until now."""
+    if FILE:
+        atexit.register(_write)
+
+
 def _write() -> None:
-    with open(str(FILE), "w") as file:
+    with contextlib.suppress(OSError), open(str(FILE), "w") as file:
         json.dump({"ended": time.time(), "cpu": time.process_time(), "spans": SPANS}, file)
-
-
-if FILE:
-    atexit.register(_write)

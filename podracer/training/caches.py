@@ -13,7 +13,7 @@ from podracer import configs
 from podracer.evaluation.evaluation import step_limit
 from podracer.run.record import Experiment
 from podracer.system import command
-from podracer.topology.executables import Executables, kind
+from podracer.topology.executables import Executables, is_sure, kind
 
 NO_PROGRAM = (
     *("seed", "total_steps", "eval_every"),
@@ -43,7 +43,8 @@ def executables(experiment: Experiment, processes: int) -> Executables | None:
     """The executables of runs of this kind; None where there are none.
 
     There are in a process of the command line, on CPUs, for an agent and an environment of ours by name, without
-    parts of the user's own, where the user has set no cache of their own.
+    parts of the user's own, where the user has set no cache of their own, and where all that decides a program is
+    known.
     """
     found, description = folder(), experiment.description
     if not command.IS_COMMAND or processes > 1 or found is None or not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
@@ -58,4 +59,5 @@ def executables(experiment: Experiment, processes: int) -> Executables | None:
     limit = step_limit(experiment.environment.spec, run.eval_episodes, run.eval_every)  # type: ignore[arg-type]
     settings: dict[str, Any] = {**description, "limit": limit}
     settings["run"] = {name: value for name, value in description["run"].items() if name not in NO_PROGRAM}
-    return Executables(found / "programs", kind(configs.to_json(settings), devices))
+    found_kind = kind(configs.to_json(settings), devices)
+    return Executables(found / "programs", found_kind) if is_sure() else None

@@ -176,17 +176,15 @@ class Session:
                 raise self._callback.error
             return result
         except TrainingDivergedError as error:
-            if self._best:
-                self._best.write_held()
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
         except (errors.CheckpointError, rundir.WriteError) as error:
             raise type(error)(f"{error} {self._last_good()} Make room and continue with {self._resume()}.") from error
         finally:
             self._display.close()
-            self._log.close()
-            for each in (self._checkpoints, self._best, self._snapshots, self._generations):
+            for each in (self._best, self._checkpoints, self._snapshots, self._generations):
                 if each:
                     each.close()
+            self._log.close()
 
     def draw(self, result: Result) -> None:
         """Draws the run's curve into its directory; the last thing, because it takes a while.
@@ -219,8 +217,10 @@ class Session:
             self._generations.add(now)
 
     def _last_good(self) -> str:
-        path = self._checkpoints.newest() if self._checkpoints else None
-        return f"The last good checkpoint is {path}." if path else ""
+        if self._checkpoints is None:
+            return ""
+        path = self._checkpoints.newest()
+        return f"The last good checkpoint is {path}." if path else "There is no checkpoint yet."
 
     def _resume(self) -> str:
         assert self._directory is not None

@@ -1,7 +1,11 @@
 """Executables on the disk: equal results, and no file that should not be used."""
 
+import importlib.metadata
 import os
+import pathlib
 import random
+import subprocess
+import sys
 import threading
 
 import jax
@@ -9,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs_jax
+import podracer
+from podracer.system import command
 from podracer.topology import ahead, executables
 
 
@@ -67,7 +74,30 @@ def test_what_jax_has_read_of_its_own_cache_is_not_written_again(store, tmp_path
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed", "of another user"])
+def on_two_devices(store):
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), "d")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    for name, devices in (("one", jax.local_devices()[1]), ("two", sharding)):
+        x = jax.device_put(np.arange(4.0, dtype=np.float32), devices)
+        store.save(name, jax.jit(lambda x: 2.0 * x).lower(x).compile())
+        found = store.load(name)(x)
+        np.testing.assert_array_equal(found, 2.0 * x)
+        assert found.sharding == x.sharding
+
+
+def test_a_program_is_loaded_for_its_own_devices(tmp_path):
+    """An evaluation has one device of several."""
+    code = (
+        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 2); "
+        "from tests.topology import test_executables as tests; "
+        f"tests.on_two_devices(tests.executables.Executables(pathlib.Path({str(tmp_path / 'programs')!r}), 'a'))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+
+
+@pytest.mark.parametrize(
+    "harm", ["cut", "changed", "of another program", "of another user", "others may write", "others may add"]
+)
 def test_a_file_that_cannot_be_used_is_compiled_again(store, tmp_path, harm, monkeypatch, capsys, doubled):
     with executables.using(store):
         ahead.Program("double", doubled(2.0))(X)
@@ -76,6 +106,14 @@ def test_a_file_that_cannot_be_used_is_compiled_again(store, tmp_path, harm, mon
         data = path.read_bytes()
         if harm == "of another user":
             monkeypatch.setattr(os, "getuid", lambda: -1)
+        elif harm == "others may write":
+            path.chmod(0o620)
+        elif harm == "others may add":
+            path.parent.chmod(0o722)
+        elif harm == "of another program":
+            ahead.Program("other", doubled(2.5))(X)
+            wait(tmp_path, 2)
+            store._path("other").replace(path)
         else:
             path.write_bytes(data[:-1] if harm == "cut" else data[:500] + bytes([data[500] ^ 1]) + data[501:])
         assert ahead.Program("double", doubled(3.0))(X)["y"][1] == pytest.approx(3.0)
@@ -98,9 +136,53 @@ def test_the_key_is_all_that_decides_a_program(monkeypatch):
     assert executables.kind({"a": 1}, devices) != kind
 
 
-def test_the_oldest_are_removed(store, tmp_path, monkeypatch, doubled):
-    monkeypatch.setattr(executables, "MOST_FILES", 2)
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A file in the place of all source, as old as this process."""
+    path = tmp_path / "module.py"
+    path.write_text("")
+    monkeypatch.setattr(command, "BEGAN", path.stat().st_mtime + 1.0)
+    monkeypatch.setattr(executables, "_sources", lambda: [(tmp_path, path)])
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    return path
+
+
+def test_source_that_was_changed_meanwhile_keeps_no_programs(store, source, doubled):
+    assert executables.is_sure()
+    os.utime(source, (0.0, command.BEGAN + 1.0))
+    assert not executables.is_sure()
+    store.save("late", doubled(2.0).lower(X).compile())
+    assert not store.has("late")
+
+
+def test_the_source_is_what_was_imported():
+    roots = {root for root, _ in executables._sources()}
+    assert roots == {pathlib.Path(str(module.__file__)).parents[1] for module in (envs_jax, podracer)}
+
+
+def test_flags_in_a_file_and_editable_packages_are_not_known(source, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", " --xla_cpu_enable_fast_math=true")
+    assert executables.is_sure()
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    assert not executables.is_sure()
+    monkeypatch.delenv("XLA_FLAGS")
+    installed = '{"url": "file:///optax", "dir_info": {"editable": true}}'
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: installed)
+    executables._is_editable.cache_clear()
+    try:
+        assert not executables.is_sure()
+    finally:
+        executables._is_editable.cache_clear()
+
+
+@pytest.mark.parametrize("bound", ["files", "bytes"])
+def test_the_oldest_are_removed(store, bound, monkeypatch, doubled):
     compiled = doubled(2.0).lower(X).compile()
+    if bound == "files":
+        monkeypatch.setattr(executables, "MOST_FILES", 2)
+    else:
+        store.save("a", compiled)
+        monkeypatch.setattr(executables, "MOST_BYTES", int(2.5 * store._path("a").stat().st_size))
     for age, name in enumerate(("a", "b", "c")):
         store.save(name, compiled)
         os.utime(store._path(name), (age, age))

@@ -227,6 +227,18 @@ def test_what_comes_soon_is_written_once(tmp_path, monkeypatch):
     assert (parameters(best) != parameters(run)).any()
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_best_that_is_held_is_written_however_a_run_ends(full, tmp_path, monkeypatch):
+    """No error of writing it replaces the one that ended the run."""
+    if full:
+        monkeypatch.setattr(checkpoint.Checkpoints, "_write", lambda *arguments: 1 / 0)
+    best = best_folder.Best(tmp_path, [], 0)
+    best.hold(5, 1.0, {"x": jnp.zeros(2)})
+    best.close()
+    steps = checkpoint.Checkpoints(tmp_path, name=best_folder.BEST, read_only=True).steps()
+    assert steps == ([] if full else [5])
+
+
 @pytest.mark.slow
 def test_the_best_is_never_lost_by_a_run_that_is_killed(tmp_path, monkeypatch):
     """After an evaluation that was the best so far there is a checkpoint, and the best one is made up for."""
