@@ -304,3 +304,14 @@ def test_silence_ends_with_the_last_who_asked_for_it(caplog):
     second.close()
     assert (absl.level, sys.unraisablehook, list(warnings.filters)) == before
     assert caplog.messages == ["is seen"]
+
+
+def test_a_package_that_is_not_there_is_missed_before_training(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(CheckpointError, match="orbax"):
+        Checkpoints(tmp_path)
+    # One that breaks later is an error like a disk's.
+    with pytest.raises(CheckpointError, match="could not write checkpoint 1 .*orbax"):
+        checkpoints.save(1, state(1))
+    assert checkpoints.newest() is None
