@@ -128,12 +128,14 @@ class Exchange:
         fitness = self._fitness()
         self._return_sum = self._count = 0.0
         self._generation += 1
-        with rundir.writing(self._own):
-            self._write(state, row, fitness)
+        row |= {"ready": True, "generation": self._generation}
+        if math.isfinite(fitness):  # else there is nothing to offer
+            with rundir.writing(self._own):
+                self._write(state, row, fitness)
+            row["fitness"] = fitness
         generator = np.random.default_rng()
         other = self._other(state, generator)
         learner, copied = state.learner, False
-        row |= {"ready": True, "generation": self._generation, "fitness": fitness}
         if other:
             row |= {"other": other.name, "other_fitness": other.score["fitness"]}
             row["other_env_steps"] = other.score["env_steps"]
@@ -152,10 +154,11 @@ class Exchange:
         return state._replace(learner=learner)
 
     def _fitness(self) -> float:
-        """The mean return of the window, as a score."""
+        """The mean return of the window, as a score; -inf for returns that are not finite."""
         assert self._pbt.score is not None
         low, high = self._pbt.score
-        return min(1.0, (self._return_sum / self._count - low) / (high - low))
+        score = (self._return_sum / self._count - low) / (high - low)
+        return min(1.0, score) if math.isfinite(score) else -math.inf
 
     def _explored(self, learner: LearnerState, generator: np.random.Generator) -> dict[str, jax.Array]:
         """The numbers that vary, after they have."""

@@ -118,6 +118,17 @@ def test_a_score_within_the_threshold_is_not_copied(runs):
     assert (row["copied"], row["other"]) == (False, "a")
 
 
+def test_returns_that_are_not_finite_are_the_worst_score_and_are_not_offered(runs):
+    good, bad = state_of(1.0), state_of(2.0)
+    runs.member("good", 1.0, good).evolve(good, 100)
+    after = runs.member("bad", float("nan"), bad).evolve(bad, 100)
+    same(after.learner.params, good.learner.params)
+    (row,) = runs.rows("bad")
+    assert row["copied"]
+    assert "fitness" not in row
+    assert not (runs.root / "population" / "bad" / exchange.SCORE).exists()
+
+
 def test_too_few_episodes_are_counted_on(runs):
     member = runs.member("a", 4.0, state_of(1.0), count=3)
     assert member.evolve(state_of(1.0), 100).learner.hyper == state_of(1.0).learner.hyper
@@ -200,13 +211,14 @@ def test_a_place_is_one_runs(runs):
             {"pbt": {"interval": 1000}},
             "PBT.rule='truncation' ranks all members, and runs with pbt_dir look at one other",
         ),
+        ({"environment": "catch,catch"}, "compare the return of one task, not of 2"),
     ],
 )
 def test_what_is_refused(settings, message, tmp_path):
     config = {"learning_rate_schedule": "constant"}
     asked = {"arch": "sebulba", "pbt": PBT | {"interval": 1000}, "pbt_dir": tmp_path / "population", "num_envs": 8}
     with pytest.raises(ValueError, match=message):
-        podracer.train("vtrace", "catch", config=config, **asked | settings)
+        podracer.train("vtrace", config=config, **{"environment": "catch"} | asked | settings)
     assert not (tmp_path / "population").exists()
 
 
