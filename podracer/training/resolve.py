@@ -100,6 +100,8 @@ def resolve(
     if pbt and pbt_dir:
         rows = run.num_envs * agent.config.rollout_length  # type: ignore[operator]
         population.check(pbt, agent, environment.spec, None, rows)
+    if pbt:
+        population.check_start(pbt, hypers)
     _check_updates(agent, run)
     description = {
         "podracer": __version__,

@@ -280,6 +280,11 @@ def test_runs_that_cannot_evolve_are_refused(pbt: PBT, fields: dict[str, Any], p
         config.check(pbt, agent, spec, population, 40)
 
 
+def test_a_number_that_begins_at_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="entropy_cost begins at 0, which no factor moves"):
+        config.check_start(PBT(100, hyper=("entropy_cost",)), {"entropy_cost": np.array([0.1, 0.0])})
+
+
 def test_members_that_do_not_fit_on_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     members = {"params": jax.ShapeDtypeStruct((16, 2**22), jnp.float32)}  # a quarter of a GiB
     monkeypatch.setattr(topology, "memory_limit", lambda devices: 2**28 - 1)

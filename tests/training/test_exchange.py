@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -195,6 +196,27 @@ def test_numbers_stay_within_their_limits_and_two_learners_are_kept(runs):
     assert kept == ["learner-7", "learner-8"]
 
 
+def test_a_run_that_goes_on_drops_later_rows_and_what_it_was_writing(runs):
+    member, state = runs.member("a", 1.0, state_of(1.0, updates=7)), state_of(1.0, updates=7)
+    member.evolve(state, 100)
+    runs.play("a", 1.0)
+    member.evolve(state_of(1.0, updates=9), 200)
+    member.close()
+    own, others = (runs.root / "population" / f".{name}.{'0a' * 16}.partial" for name in ("a", "a.b"))
+    own.mkdir()
+    others.mkdir()
+    runs.member("a", 1.0, state)
+    assert [row["updates"] for row in runs.rows("a")] == [7]
+    assert (own.exists(), others.exists()) == (False, True)
+
+
+def test_a_population_that_cannot_be_listed_is_passed_over(runs, monkeypatch):
+    member = runs.member("a", 1.0, state_of(1.0))
+    monkeypatch.setattr(pathlib.Path, "iterdir", mock.Mock(side_effect=OSError("stale")))
+    assert member._other(state_of(1.0), np.random.default_rng(0)) is None
+    assert [line for line in runs.lines if "population is passed over: it cannot be read (stale)" in line]
+
+
 def test_a_place_is_one_runs(runs):
     runs.member("a", 1.0, state_of(1.0))
     with pytest.raises(ValueError, match="is in use"):
@@ -228,7 +250,7 @@ def test_a_run_of_sebulba_goes_on_with_what_another_has_learnt(tmp_path):
     settings = {"arch": "sebulba", "total_steps": 240, "num_envs": 8, "eval_episodes": 4, "progress": False}
     settings |= {"config": {"rollout_length": 5, "hidden_sizes": (8,), "learning_rate_schedule": "constant"}}
     settings |= {"hyper": {"learning_rate": 0.0}, "pbt_dir": tmp_path / "population"}
-    settings |= {"pbt": PBT | {"interval": 80, "score": (-1.0, 1.0), "min_episodes": 1, "hyper": ("learning_rate",)}}
+    settings |= {"pbt": PBT | {"interval": 80, "score": (-1.0, 1.0), "min_episodes": 1, "hyper": ("entropy_cost",)}}
     first = podracer.train("vtrace", "catch", seed=0, run_dir=tmp_path / "first", **settings)
     path = tmp_path / "population" / "first" / exchange.SCORE
     score = json.loads(path.read_text())
