@@ -147,8 +147,8 @@ def _check_members(run: RunConfig, pbt: PBT | None, pbt_dir: pathlib.Path | None
         raise ValueError("pbt_dir: a member is a run of one process; leave topology out.")
     if pbt_dir and len(tasks) > 1:
         raise ValueError(
-            f"pbt_dir: runs with a directory compare the return of one task, not of {len(tasks)}; use one environment, or "
-            "tasks in pure JAX with population= in place of pbt_dir."
+            f"pbt_dir: runs with a directory compare the return of one task, not of {len(tasks)}; use one "
+            "environment, or tasks in pure JAX with population= in place of pbt_dir."
         )
 
 
