@@ -221,13 +221,14 @@ GRID = {"hyper": {"learning_rate": RATES[1:3]}, "seeds": 3, **SMALL}
 @pytest.fixture(scope="module")
 def programs():
     """The programs that were compiled, as text."""
-    texts, compile_step = [], runner.compile_step
+    texts, start_step = [], runner.start_step
 
-    def recorded(program, state, finish=False):
-        texts.append(program.step.lower(state, program.like_limits()).as_text())
-        return compile_step(program, state, finish)
+    def recorded(program, state=None, finish=False):
+        like = program.like() if state is None else state
+        texts.append(program.step.lower(like, program.like_limits()).as_text())
+        return start_step(program, state, finish)
 
-    with mock.patch.object(runner, "compile_step", recorded):
+    with mock.patch.object(runner, "start_step", recorded):
         yield texts
 
 
