@@ -124,9 +124,19 @@ class Anakin:
 
     def evolve(self, state: RunState) -> tuple[RunState, Lineage]:
         """Ends a generation of population based training; `state` is consumed, and the record whole on every device."""
-        # Of the replay nothing changes.
+        replay = state.replay_state
         new, lineage = self._evolve(state._replace(replay_state=()), int(self._seeds[0]))  # type: ignore[arg-type]
-        return new._replace(replay_state=state.replay_state), lineage
+        if replay.ring != ():
+            copied, fitness = jax.device_get(topology.here((lineage.copied, lineage.fitness)))
+            # Of other members' replay nothing changes.
+            if (replaced := copied & np.isneginf(fitness)).any():
+                replay = replay._replace(ring=self._mend(replay.ring, replaced))
+        return new._replace(replay_state=replay), lineage
+
+    @functools.cached_property
+    def _mend(self) -> Callable[[Any, np.ndarray], Any]:
+        shardings = jax.tree.map(lambda x: x.sharding, self.program.like().replay_state.ring)
+        return jax.jit(evolution.mended_replay, donate_argnums=0, out_shardings=shardings)
 
     @functools.cached_property
     def _evolve(self) -> Callable[[RunState, int], tuple[RunState, Lineage]]:

@@ -63,6 +63,11 @@ class SweepArguments:
 
 
 def sweep(argv: list[str]) -> int:
+    """Runs `podracer sweep` with the words after it, and returns the exit code.
+
+    Raises:
+      InputError: for words that are no sweep.
+    """
     if not argv or asks_for_help(argv[:1]):
         print(USAGE)
         return 0
@@ -91,6 +96,7 @@ def sweep(argv: list[str]) -> int:
 
 def _sweeper(agent: str, environment: str, arguments: SweepArguments, flags: list[str]) -> Any:
     """The sweep that was asked for, checked, with nothing trained."""
+    from podracer.run import rundir
     from podracer.sweeps import plan, ranges
     from podracer.sweeps.sweep import Sweeper
 
@@ -111,7 +117,7 @@ def _sweeper(agent: str, environment: str, arguments: SweepArguments, flags: lis
         if isinstance(value, list):
             raise InputError(f"--hyper.{name.replace('_', '-')} is one number for all members; use --hyper {name}=...")
     planned = plan.make(hyper | fixed, arguments.members, arguments.seeds, arguments.seed)
-    out = arguments.out or pathlib.Path("sweeps") / f"{re.sub('[:/]', '-', environment)}-{agent}"
+    out = arguments.out or pathlib.Path("sweeps") / rundir.name_of(agent, environment)
 
     def command(chosen: Mapping[str, float]) -> str:
         swept = {f"--hyper.{name.replace('_', '-')}": repr(x) for name, x in chosen.items() if name not in fixed}

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from podracer import configs
 from podracer.types import Agent, EnvSpec
 
@@ -90,6 +92,24 @@ def of(pbt: PBT | Mapping[str, Any] | None) -> PBT | None:
     if pbt.get("interval") is None:
         raise ValueError("pbt needs an interval (--pbt.interval), the environment steps between two generations.")
     return configs.from_json(PBT, pbt)
+
+
+def check_start(pbt: PBT, hyper: Mapping[str, np.ndarray]) -> None:
+    """Checks that the numbers which vary can: one that begins at 0 stays there, whatever it is multiplied by.
+
+    Args:
+      pbt: the settings.
+      hyper: the numbers of members [P] at the start, by name.
+
+    Raises:
+      ValueError: for a number that begins at 0 in any of them.
+    """
+    for name in pbt.hyper:
+        if not np.all(hyper[name]):
+            raise ValueError(
+                f"PBT.hyper: {name} begins at 0, which no factor moves; give each member a number above 0 "
+                f"(hyper={{{name!r}: ...}}), or leave it out of PBT.hyper."
+            )
 
 
 def check(pbt: PBT, agent: Agent, spec: EnvSpec, population: int | None, rows_per_update: int) -> None:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.population.config import PBT
+from podracer.replay.ring import LEAST_PRIORITY, Ring
 from podracer.types import ArrayTree, EpisodeStats, LearnerState
 
 KEY_OF_EVOLUTION = 0x504254
@@ -70,7 +71,7 @@ class Lineage(NamedTuple):
     hyper_after: dict[str, jax.Array]
 
 
-class State(Protocol):
+class EvolvingState(Protocol):
     """A run's state, as far as a generation looks at it: leading dims [P].
 
     Attributes:
@@ -86,7 +87,7 @@ class State(Protocol):
     def _replace(self, **parts: Any) -> Any: ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=EvolvingState)
 
 
 def limits_of(config: Any, names: Sequence[str]) -> Limits:
@@ -106,7 +107,7 @@ def evolve(pbt: PBT, limits: Limits, state: S, seed: jax.Array | int) -> tuple[S
     Args:
       pbt: the settings.
       limits: of the numbers that vary.
-      state: of the run; the replay may be left out.
+      state: of the run; the replay may be left out (`mended_replay`).
       seed: int32 []; of the run.
 
     Returns:
@@ -196,7 +197,7 @@ def truncation(pbt: PBT, fitness: jax.Array, ready: jax.Array, choice: jax.Array
     rank, num_ready = jnp.argsort(order), jnp.sum(ready.astype(jnp.int32))
     best = jnp.floor(choice * jnp.minimum(some, num_ready).astype(jnp.float32)).astype(jnp.int32)
     other = order[jnp.maximum(num_ready - 1 - best, 0)].astype(jnp.int32)
-    copies = ready & (rank < some) & (fitness[other] >= fitness)
+    copies = ready & (rank < some) & (fitness[other] >= fitness) & jnp.isfinite(fitness[other])
     return jnp.where(copies, other, own)
 
 
@@ -219,6 +220,18 @@ def mended(actors: ArrayTree, replaced: jax.Array) -> ArrayTree:
         return jnp.where(_column(replaced, x) & ~jnp.isfinite(x), 0, x)
 
     return jax.tree.map(mend, actors)
+
+
+def mended_replay(ring: Ring, replaced: jax.Array) -> Ring:
+    """A replay [P, ...] with 0 for numbers that are not finite, and the least priority for such ones.
+
+    Args:
+      ring: of all members.
+      replaced: bool [P]; those that had diverged.
+    """
+    # Not 0, which stands for a start without a sequence: of those alone nothing can be drawn.
+    broken = _column(replaced, ring.priority) & ~jnp.isfinite(ring.priority)
+    return mended(ring._replace(priority=jnp.where(broken, LEAST_PRIORITY, ring.priority)), replaced)  # type: ignore
 
 
 def _column(flags: jax.Array, x: jax.Array) -> jax.Array:

@@ -14,6 +14,9 @@ import numpy as np
 from podracer.result import plots
 from podracer.run import generation_rows, metrics, rundir
 
+MAX_UPDATES = 2**31 - 1
+"""The updates of a run without evaluations."""
+
 NAME = "episode/return"
 """The metric whose curve is traced back."""
 
@@ -26,7 +29,8 @@ class Lineage(NamedTuple):
       updates: int [G]; likewise.
       parents: int [G, P]; whose weights each member goes on with.
       numbers: [G + 1, P] by name; during each generation.
-      best: the best member at the end of the run.
+      best: the best member by the newest evaluation.
+      evaluated: the updates at which that was; a run that was stopped may have evolved since.
     """
 
     env_steps: np.ndarray
@@ -34,12 +38,14 @@ class Lineage(NamedTuple):
     parents: np.ndarray
     numbers: dict[str, np.ndarray]
     best: int
+    evaluated: int
 
     def ancestors(self, member: int) -> np.ndarray:
-        """The members [G + 1] through whom a member came to its weights, the last one itself."""
+        """The members [G + 1] through whom a member came to the weights that were evaluated, the last one itself."""
         line = [member]
-        for parents in self.parents[::-1]:
-            line.append(int(parents[line[-1]]))
+        for parents, updates in zip(self.parents[::-1], self.updates[::-1]):
+            # A generation ends after the evaluation at its milestone.
+            line.append(int(parents[line[-1]]) if updates < self.evaluated else member)
         return np.array(line[::-1])
 
 
@@ -53,17 +59,29 @@ def read(run_dir: pathlib.Path, history: Sequence[metrics.Row]) -> Lineage:
     rows = list(generation_rows.read(path)) if path.exists() else []
     description = rundir.read(run_dir)
     population = description["run"]["population"]
-    generations = [rows[i : i + population] for i in range(0, len(rows) - population + 1, population)]
-    if not generations:
+    found: dict[int, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["generation"], {})[row["member"]] = row
+    if found and len(found[max(found)]) < population:
+        del found[max(found)]  # which a run was writing when it was killed
+    if not found:
         raise ValueError(f"{run_dir} has no generations: its {generation_rows.FILE} is empty or not there.")
-    of = lambda name: np.array([[row[name] for row in generation] for generation in generations])  # noqa: E731
+    generations = [found[generation] for generation in sorted(found)]
+    any_row = [next(iter(generation.values())) for generation in generations]
+    # A member whose line is damaged is taken to have kept what it had.
+    parents = [[generation.get(i, {"parent": i})["parent"] for i in range(population)] for generation in generations]
     first = description["agent_config"] | description["hyper"]
-    numbers = {
-        name: np.vstack([np.broadcast_to(first[name], population), of(f"hyper/{name}")])
-        for name in description["pbt"]["hyper"]
-    }
+    numbers = {}
+    for name in description["pbt"]["hyper"]:
+        values = [np.broadcast_to(first[name], population)]
+        for generation in generations:
+            last = values[-1]
+            values.append(np.array([generation.get(i, {}).get(f"hyper/{name}", last[i]) for i in range(population)]))
+        numbers[name] = np.array(values)
+    env_steps, updates = (np.array([row[name] for row in any_row]) for name in ("env_steps", "updates"))
+    evaluated = [row["updates"] for row in history if "eval/return_mean" in row]
     best = metrics.best_member(list(history))
-    return Lineage(of("env_steps")[:, 0], of("updates")[:, 0], of("parent"), numbers, best)
+    return Lineage(env_steps, updates, np.array(parents), numbers, best, evaluated[-1] if evaluated else MAX_UPDATES)
 
 
 def traced_back(lineage: Lineage, history: Sequence[metrics.Row]) -> np.ndarray:
@@ -116,7 +134,7 @@ def _draw_number(axes: Any, name: str, values: np.ndarray, lineage: Lineage, des
     own = values[np.arange(len(values)), lineage.ancestors(lineage.best)]
     axes.stairs(own, edges, baseline=None, color="C0", linewidth=2, label="ancestors of the best")
     if name == "learning_rate":
-        steps, rate = np.linspace(0, total, 200)[:-1], description["agent_config"][name]
+        steps, rate = np.linspace(0, total, 200)[:-1], own[0]
         label = f"linear schedule from {rate:.3g}"
         axes.plot(steps, rate * (1 - steps / total), color="C3", linestyle="--", linewidth=1, label=label)
     if (values > 0).all() and values.max() > 10 * values.min():

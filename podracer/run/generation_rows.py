@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
+
+from podracer.run import metrics
 
 FILE = "pbt.jsonl"
 """The file of a run directory with a row for each member and generation."""
 
 
 def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows; a last line that was cut off is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+    """Yields the rows; a line that is damaged is left out, which is said, and a last one that was cut off."""
+    return (row for row in metrics.stream(path) if row.keys() >= {"generation", "member"})

@@ -205,12 +205,17 @@ def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Pat
                 path.rmdir()
 
 
-def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
-    """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
+def name_of(agent: str, environment: str) -> str:
+    """The words `ENV-AGENT` in the names of directories."""
     words = re.sub("[:/]", "-", environment).replace(",", "+")
     if "+" in words and len(words) > LONGEST_NAME:
         words = f"{words.count('+') + 1}-tasks"
-    plain = pathlib.Path("runs") / f"{words}-{agent}-{seed}"
+    return f"{words}-{agent}"
+
+
+def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
+    """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
+    plain = pathlib.Path("runs") / f"{name_of(agent, environment)}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
     free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(free - 1, 0) if resume else free]

@@ -22,7 +22,7 @@ class Range:
     Attributes:
       low: the least number.
       high: the largest one.
-      log: whether the logarithm is uniform, so that every decade is drawn as often.
+      log: True for a uniform logarithm, so that every decade is drawn as often.
 
     Raises:
       ValueError: for limits that are none.

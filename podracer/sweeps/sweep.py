@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from podracer import configs
 from podracer.errors import Interrupted, TrainingDivergedError
 from podracer.result.result import Result
-from podracer.run import rundir
+from podracer.run import checkpoint, rundir
 from podracer.run.config import RunConfig
 from podracer.run.record import Experiment
 from podracer.sweeps import plan as plans
@@ -19,6 +21,7 @@ from podracer.sweeps import table
 from podracer.sweeps.plan import Member, Plan
 from podracer.sweeps.result import FILE, Sweep
 from podracer.system import console, files
+from podracer.system.lock import RunLock
 from podracer.training import presets
 from podracer.training.resolve import resolve
 from podracer.training.train import train
@@ -138,21 +141,32 @@ class Sweeper:
         self._agent, self._environment, self._plan, self._command = agent, environment, plan, command
         self._progress, self._settings = progress, dict(settings)
         self._out = None if out is None else files.local(out)
-        single = _single(agent, environment, settings)
+        stored = _stored(self._out)
+        # A sweep that goes on has its own lanes and shards, which the devices of now may not suggest.
+        layout = {n: stored["settings"]["run"].get(n) for n in ("num_envs", "num_shards")} if stored else {}
+        own = {n: value for n, value in layout.items() if settings.get(n) is None}
+        single = _single(agent, environment, {**settings, **own})
         plans.check(plan, single)
+        if at_once and at_once > 1 and single.run.arch == "sebulba":
+            raise ValueError(f"at_once={at_once}: Sebulba trains one member at a time; leave it out.")
         # All waves have the lanes and shards of a run of one member, however many devices a wave fills.
         self._settings |= {"num_envs": single.run.num_envs, "num_shards": single.run.num_shards}
-        self._description = single.description
-        most: int = at_once or _stored(self._out).get("at_once") or plans.at_once(single)
+        self._description = single.description | _source(settings.get("init_from"))
+        most: int = at_once or stored.get("at_once") or plans.at_once(single)
         self._at_once = min(most, len(plan.members))
         self._trained: list[table.Trained] = []
-        if self._out and (self._out / FILE).exists():
-            self._check_same()
+        self._diverged: TrainingDivergedError | None = None
+        self._is_recut = bool(stored) and stored["at_once"] != self._at_once
+        self._was_complete = bool(stored.get("complete")) and not self._is_recut
+        if stored:
+            self._check_same(stored)
 
-    def _check_same(self) -> None:
+    def _check_same(self, stored: Mapping[str, Any]) -> None:
         """Refuses the directory of another sweep."""
-        stored, now = (_comparable(x) for x in (_stored(self._out), configs.to_json(self._sweep().to_json())))
-        if different := configs.differences(stored, now):
+        before, now = (_comparable(x) for x in (stored, configs.to_json(self._sweep().to_json())))
+        if any(map(checkpoint.has_checkpoints, self._stored_waves())):
+            before["at_once"], now["at_once"] = stored["at_once"], self._at_once
+        if different := configs.differences(before, now):
             raise ValueError(f"{self._out} holds another sweep: {'; '.join(different)}. Use another directory.")
 
     def run(self) -> Sweep:
@@ -162,28 +176,40 @@ class Sweeper:
                 self._out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"cannot write to {self._out}: {error}.") from error
-            if not (self._out / FILE).exists():
+            if self._is_recut:
+                for wave in self._stored_waves():
+                    _remove(wave)
+            if self._is_recut or not (self._out / FILE).exists():
                 self._sweep().write()
         members = self._plan.members
         complete, _ = self._train("wave", members, self._trained)
         swept = self._sweep()
         if not complete:
-            swept.write()
+            self._write(swept)
             return swept
         if swept.rows[0].mean is None:
-            swept.write()
+            self._write(swept)
             raise TrainingDivergedError(
                 f"all {len(members)} members of the sweep have diverged; lower the learning rates, or look at what the "
                 "environment gives."
-            )
+            ) from self._diverged
         best = self._plan.configurations.index(swept.best)
         again: list[table.Trained] = []
         complete, results = self._train("best", self._plan.fresh(best), again)
         if complete:
             (fresh,) = table.rows(self._plan.configurations, again)
             swept = dataclasses.replace(swept, fresh=fresh, results=results, command=self._command(swept.best))
-        swept.write()
+        self._write(swept)
         return swept
+
+    def _stored_waves(self) -> list[pathlib.Path]:
+        """The run directories of waves that were begun."""
+        return sorted(path for path in self._out.glob("wave-*") if path.is_dir()) if self._out else []
+
+    def _write(self, swept: Sweep) -> None:
+        """Writes the files, but not those of a part in place of a whole sweep's."""
+        if swept.fresh or not self._was_complete:
+            swept.write()
 
     def _sweep(self) -> Sweep:
         """The sweep so far."""
@@ -207,7 +233,7 @@ class Sweeper:
             own = wave[: len(members) - i * len(wave)]  # the rest of the last wave repeats its last member
             trained += [_trained(f"{name}-{i}", wave, j, result) for j in range(len(own))]
             if name == "wave":
-                self._sweep().write()
+                self._write(self._sweep())
         return True, results
 
     def _wave(self, name: str, wave: list[Member]) -> Result | None:
@@ -224,6 +250,7 @@ class Sweeper:
             return train(self._agent, self._environment, progress=self._progress, **settings)
         except TrainingDivergedError as error:
             console.say(f"{name}: no member is left. {error}")
+            self._diverged = self._diverged or error
             return None
         except Interrupted as error:
             then = "the same sweep goes on from there" if self._out else "without out= nothing of the sweep is kept"
@@ -254,6 +281,25 @@ def _trained(name: str, wave: list[Member], place: int, result: Result | None) -
     return table.Trained(wave[place], score, summary["train_seconds"] / len(wave), run)
 
 
+def _source(init_from: Any) -> dict[str, str]:
+    """The part of a description that says where parameters come from; {} if nowhere."""
+    if init_from is None:
+        return {}
+    path = init_from if isinstance(init_from, str | pathlib.Path) else init_from.run_dir
+    return {"init_from": str(files.local(path).absolute()) if path else "a run without a directory"}
+
+
+def _remove(wave: pathlib.Path) -> None:
+    """Removes the directory of a wave that has nothing to go on with.
+
+    Raises:
+      ValueError: where another process trains it.
+    """
+    with contextlib.closing(RunLock(wave)) as lock:
+        lock.take()
+        shutil.rmtree(wave, ignore_errors=True)
+
+
 def _stored(out: pathlib.Path | None) -> dict[str, Any]:
     """The `sweep.json` in a directory; {} if there is none.
 
@@ -270,8 +316,8 @@ def _stored(out: pathlib.Path | None) -> dict[str, Any]:
 
 
 def _comparable(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `sweep.json` that decides its results."""
+    """The part of `sweep.json` that decides its results, but for `at_once`."""
     free = ("podracer", "chosen", "hyper")
     settings = {name: value for name, value in stored["settings"].items() if name not in free}
     settings["run"] = {n: value for n, value in settings["run"].items() if n not in (*rundir.FREE_TO_CHANGE, "seed")}
-    return {**stored["request"], "at_once": stored["at_once"], **settings}
+    return {**stored["request"], **settings}

@@ -130,9 +130,8 @@ class Evaluations:
         diverged = _not_finite(own)
         for member in np.flatnonzero(diverged & ~self.diverged):
             seed = self._experiment.seeds[member]
-            self._display.say(
-                f"member {member} (seed {seed}) has diverged: its parameters are not finite; others go on"
-            )
+            then = "it is replaced as soon as the rule lets it" if self._experiment.pbt else "others go on"
+            self._display.say(f"member {member} (seed {seed}) has diverged: its parameters are not finite; {then}")
         self.diverged = diverged
 
     def _say_endless(self, cut: str) -> None:

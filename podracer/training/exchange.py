@@ -8,6 +8,7 @@ anybody, so what a run finds there depends on when it looks: such runs do not re
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import pathlib
@@ -84,6 +85,8 @@ class Exchange:
         self._essence = essence(experiment.description)
         self._lock = RunLock(self._own)
         self._lock.take()
+        self._remove_partials()
+        self._cut_back(num_updates(here(only_learner(state))))
         stored = _read(self._own)
         self._generation = stored["generation"] if isinstance(stored, dict) else 0
         self._done: int | None = None
@@ -94,6 +97,18 @@ class Exchange:
     @property
     def _own(self) -> pathlib.Path:
         return self._population / self._name
+
+    def _remove_partials(self) -> None:
+        """Removes what a run of this name was writing when it was killed."""
+        for partial in self._population.glob(f".{glob.escape(self._name)}.{'[0-9a-f]' * 32}.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _cut_back(self, updates: int) -> None:
+        """Drops the rows of later updates, which a run that goes on makes again."""
+        if self._rows and self._rows.exists():
+            earlier = [row for row in metrics.stream(self._rows) if row["updates"] <= updates]
+            with rundir.writing(self._rows), files.replacing(self._rows) as partial:
+                partial.write_text("".join(json.dumps(row) + "\n" for row in earlier))
 
     def _numbers(self, learner: LearnerState) -> dict[str, np.ndarray]:
         numbers = here(learner.hyper)
@@ -128,12 +143,14 @@ class Exchange:
         fitness = self._fitness()
         self._return_sum = self._count = 0.0
         self._generation += 1
-        with rundir.writing(self._own):
-            self._write(state, row, fitness)
+        row |= {"ready": True, "generation": self._generation}
+        if math.isfinite(fitness):  # else there is nothing to offer
+            with rundir.writing(self._own):
+                self._write(state, row, fitness)
+            row["fitness"] = fitness
         generator = np.random.default_rng()
         other = self._other(state, generator)
         learner, copied = state.learner, False
-        row |= {"ready": True, "generation": self._generation, "fitness": fitness}
         if other:
             row |= {"other": other.name, "other_fitness": other.score["fitness"]}
             row["other_env_steps"] = other.score["env_steps"]
@@ -152,10 +169,11 @@ class Exchange:
         return state._replace(learner=learner)
 
     def _fitness(self) -> float:
-        """The mean return of the window, as a score."""
+        """The mean return of the window, as a score; -inf for returns that are not finite."""
         assert self._pbt.score is not None
         low, high = self._pbt.score
-        return min(1.0, (self._return_sum / self._count - low) / (high - low))
+        score = (self._return_sum / self._count - low) / (high - low)
+        return min(1.0, score) if math.isfinite(score) else -math.inf
 
     def _explored(self, learner: LearnerState, generator: np.random.Generator) -> dict[str, jax.Array]:
         """The numbers that vary, after they have."""
@@ -189,16 +207,23 @@ class Exchange:
 
     def _other(self, state: RunState, generator: np.random.Generator) -> Other | None:
         """A random other member that can be read; None where there is none."""
-        found = [path for path in self._population.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        others = sorted(path for path in found if path.name != self._name)
+        others: list[pathlib.Path] = []
+        try:
+            found = [path for path in self._population.iterdir() if path.is_dir() and not path.name.startswith(".")]
+            others = sorted(path for path in found if path.name != self._name)
+        except OSError as error:
+            self._say_once(f"{self._population} is passed over: it cannot be read ({error})")
         for place in generator.permutation(len(others)):
             other = self._load(others[place], state)
             if isinstance(other, Other):
                 return other
-            if (line := f"{others[place]} is passed over: {other}") not in self._said:
-                self._said.add(line)
-                self._say(line)
+            self._say_once(f"{others[place]} is passed over: {other}")
         return None
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
     def _load(self, path: pathlib.Path, state: RunState) -> Other | str:
         """A member, or why it is passed over."""
@@ -237,7 +262,7 @@ class Exchange:
 def essence(description: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run's description that members have in common, in JSON's types."""
     found = {name: value for name, value in rundir.essence(description).items() if name != "hyper"}
-    found["run"] = {name: value for name, value in found["run"].items() if name not in PLACEMENT}
+    found["run"] = {name: value for name, value in found["run"].items() if name not in (*PLACEMENT, "total_steps")}
     return json.loads(json.dumps(configs.to_json(found)))
 
 

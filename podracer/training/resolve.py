@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -91,7 +91,7 @@ def resolve(
         eval_episodes=run.eval_episodes or (32 if on_host else 128),
         eval_every=run.eval_every or max(1, run.total_steps // 10),
     )
-    _check_members(run, pbt, pbt_dir)
+    _check_members(run, pbt, pbt_dir, getattr(environment.spec, "tasks", ()))
     if run.arch == "anakin":
         driver, resolved = _anakin(agent, environment, run, hypers, devices, pbt)
     else:
@@ -100,6 +100,8 @@ def resolve(
     if pbt and pbt_dir:
         rows = run.num_envs * agent.config.rollout_length  # type: ignore[operator]
         population.check(pbt, agent, environment.spec, None, rows)
+    if pbt:
+        population.check_start(pbt, hypers)
     _check_updates(agent, run)
     description = {
         "podracer": __version__,
@@ -126,11 +128,11 @@ def resolve(
     return Experiment(agent, environment, run, driver, hypers, description, network, pbt, pbt_dir)
 
 
-def _check_members(run: RunConfig, pbt: PBT | None, pbt_dir: pathlib.Path | None) -> None:
+def _check_members(run: RunConfig, pbt: PBT | None, pbt_dir: pathlib.Path | None, tasks: Sequence[str]) -> None:
     """Checks where the members of population based training are: in one program, or runs of their own.
 
     Raises:
-      ValueError: for both, or neither.
+      ValueError: for both, or neither, and for several tasks in a directory.
     """
     if pbt_dir and not pbt:
         raise ValueError("pbt_dir needs pbt: interval and score=(low, high) at least, and rule='impala'.")
@@ -143,6 +145,11 @@ def _check_members(run: RunConfig, pbt: PBT | None, pbt_dir: pathlib.Path | None
         )
     if pbt_dir and jax.process_count() > 1:
         raise ValueError("pbt_dir: a member is a run of one process; leave topology out.")
+    if pbt_dir and len(tasks) > 1:
+        raise ValueError(
+            f"pbt_dir: runs with a directory compare the return of one task, not of {len(tasks)}; use one "
+            "environment, or tasks in pure JAX with population= in place of pbt_dir."
+        )
 
 
 def _environment(

@@ -139,7 +139,7 @@ def train(
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
         parts |= {"network": network, "optimizer": optimizer, "pbt": population.of(pbt)}
-        parts["pbt_dir"] = None if pbt_dir is None else files.local(pbt_dir)
+        parts["pbt_dir"] = None if pbt_dir is None else files.local(pbt_dir).absolute()
         with rundir.layout_explained(directory if resume else None), span("set-up"):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())

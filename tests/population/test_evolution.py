@@ -18,6 +18,7 @@ from podracer.learning.learner import require_room_for_all
 from podracer.population import config, evolution
 from podracer.population.config import PBT
 from podracer.population.evolution import Evolution
+from podracer.replay.ring import Ring
 from podracer.types import EpisodeStats, LearnerState
 from tests.support import counting
 
@@ -94,7 +95,7 @@ def by_hand(pbt: PBT, state: State, choice: np.ndarray, variation: np.ndarray) -
         best = list(reversed(ranked[-some:]))
         for i in ranked[:some]:
             j = best[int(choice[i] * len(best))]
-            if fitness[j] >= fitness[i]:
+            if fitness[j] >= fitness[i] and np.isfinite(fitness[j]):
                 parents[i] = j
     after = {name: [float(x[j]) for j in parents] for name, x in state.learner.hyper.items()}
     for n, name in enumerate(pbt.hyper):
@@ -158,6 +159,16 @@ def test_a_generation_is_what_numpy_makes_of_it(name: str) -> None:
     assert np.isclose(np.abs(log_factors), np.log(1.2), rtol=1e-4).all()
     assert abs(np.mean(log_factors)) < 3 * np.std(log_factors) / np.sqrt(len(log_factors))  # unbiased
     assert lineage.copied.mean() > 0.05
+
+
+def test_the_replay_of_a_member_that_was_replaced_has_finite_numbers_and_can_be_drawn_from() -> None:
+    nan = jnp.full((2, 1, 3), jnp.nan)
+    ring = Ring(nan, nan, (), jnp.ones((2, 1, 3), int), (), jnp.ones((2, 1), int), nan.at[:, :, 0].set(0), nan[..., 0])
+    mended = evolution.mended_replay(ring, jnp.array([True, False]))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y[1]), mended, ring)
+    assert all(np.isfinite(x[0]).all() for x in jax.tree.leaves(mended))
+    np.testing.assert_array_equal(mended.priority[0, 0] > 0, [False, True, True])
+    assert float(mended.largest[0, 0]) == 0, "which stands for 1"
 
 
 def test_draws_are_new_ones_in_every_generation_and_run() -> None:
@@ -267,6 +278,11 @@ def test_runs_that_cannot_evolve_are_refused(pbt: PBT, fields: dict[str, Any], p
         return config.check(pbt, agent, spec, population, 40)
     with pytest.raises(ValueError, match=message):
         config.check(pbt, agent, spec, population, 40)
+
+
+def test_a_number_that_begins_at_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="entropy_cost begins at 0, which no factor moves"):
+        config.check_start(PBT(100, hyper=("entropy_cost",)), {"entropy_cost": np.array([0.1, 0.0])})
 
 
 def test_members_that_do_not_fit_on_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,23 @@ def test_ancestors_and_their_curve(run_dir):
     np.testing.assert_array_equal(lineage.traced_back(found, history), curve)
 
 
+def test_a_damaged_line_costs_one_row(run_dir, capsys):
+    path = run_dir / "pbt.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:4], "{damaged\n", *lines[5:]]))
+    found = lineage.read(run_dir, [])
+    assert "pbt.jsonl: line 5 is damaged and left out" in capsys.readouterr().err
+    np.testing.assert_array_equal(found.parents, PARENTS)  # member 1 has kept its weights
+    np.testing.assert_array_equal(found.numbers["learning_rate"][:, 1], [1, 11, 11, 31])
+    np.testing.assert_array_equal(found.env_steps, [50, 100, 150])
+
+
+def test_generations_after_the_evaluation_are_no_ancestry_of_what_was_evaluated(run_dir):
+    found = lineage.read(run_dir, [{"env_steps": 100, "updates": 10, "member": 0, "eval/return_mean": 1.0}])
+    np.testing.assert_array_equal(found.ancestors(0), [0, 0, 0, 0])  # by the first generation alone
+    np.testing.assert_array_equal(found.ancestors(1), [0, 1, 1, 1])
+
+
 def test_a_picture_is_drawn(run_dir):
     assert lineage.picture(run_dir, run_dir / "pbt.png").stat().st_size > 10_000
     (run_dir / "pbt.jsonl").unlink()

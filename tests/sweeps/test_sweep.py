@@ -101,8 +101,9 @@ def test_a_wave_that_diverges_is_not_the_end(stub, tmp_path):
     assert [call["seed"] for call in stub] == [0, 0, 0, 0, 1]
     assert swept.rows[-1].diverged == 1
     assert swept.rows[0].interval is None
-    with pytest.raises(podracer.TrainingDivergedError, match="all 1 members of the sweep have diverged"):
+    with pytest.raises(podracer.TrainingDivergedError, match="all 1 members of the sweep have diverged") as error:
         podracer.sweep("vtrace", "catch", hyper={"learning_rate": [1.0]}, seeds=1, **SMALL)
+    assert "the loss is not finite" in str(error.value.__cause__)
 
 
 def test_a_directory_goes_on_with_its_own_sweep_alone(stub, tmp_path):
@@ -110,14 +111,43 @@ def test_a_directory_goes_on_with_its_own_sweep_alone(stub, tmp_path):
     first = podracer.sweep("vtrace", "catch", at_once=3, **settings)
     assert podracer.sweep("vtrace", "catch", **settings).to_json() == first.to_json(), "at_once is the stored one"
     assert [row.seeds for row in first.rows] == [[0, 1]] * 4, "nobody is counted twice who fills a wave up"
+    (tmp_path / "s" / "wave-0" / "checkpoints" / "400").mkdir(parents=True)
     for message, changed in (
         ("at_once: 3 -> 4", {"at_once": 4}),
+        ("init_from: absent -> /a/run", {"init_from": "/a/run"}),
         ("seeds: 2 -> 3", {"seeds": 3}),
         ("run.total_steps: 400 -> 500", {"total_steps": 500}),
         ("hyper.learning_rate: ", {"hyper": {"learning_rate": [1e-3]}}),
     ):
         with pytest.raises(ValueError, match=f"s holds another sweep: .*{message}"):
             podracer.sweep("vtrace", "catch", **settings | changed)
+
+
+def test_waves_may_have_another_size_until_one_has_a_checkpoint(stub, tmp_path):
+    settings = {"hyper": {"learning_rate": RATES}, "seeds": 2, "out": tmp_path / "s", **SMALL}
+    podracer.sweep("vtrace", "catch", at_once=4, **settings)
+    (tmp_path / "s" / "wave-0").mkdir()
+    (tmp_path / "s" / "wave-0" / "config.json").write_text("{}")
+    stub.clear()
+    assert podracer.sweep("vtrace", "catch", at_once=2, **settings).at_once == 2
+    assert [call["resume"] for call in stub] == [False] * 5
+
+
+def test_a_complete_sweep_stays_complete_whatever_happens_when_it_is_run_again(stub, tmp_path, monkeypatch):
+    settings = {"hyper": {"learning_rate": RATES}, "seeds": 2, "at_once": 2, "out": tmp_path / "s", **SMALL}
+    podracer.sweep("vtrace", "catch", **settings)
+    before, train = (tmp_path / "s" / "sweep.json").read_bytes(), sweeps.train
+    stub.clear()
+
+    def stopped(*arguments, **settings):
+        if len(stub) == 2:
+            raise podracer.Interrupted(types.SimpleNamespace(summary={"env_steps": 5}), "SIGTERM", "")
+        return train(*arguments, **settings)
+
+    monkeypatch.setattr(sweeps, "train", stopped)
+    with pytest.raises(podracer.Interrupted):
+        podracer.sweep("vtrace", "catch", **settings)
+    assert (tmp_path / "s" / "sweep.json").read_bytes() == before
 
 
 def test_a_sweep_that_is_stopped_keeps_the_waves_before(stub, tmp_path, monkeypatch):
@@ -153,6 +183,7 @@ def test_a_sweep_that_is_stopped_keeps_the_waves_before(stub, tmp_path, monkeypa
         ({"hyper": {"learning_rate": [1e-3]}, "population": 4}, "population is not for a sweep: members="),
         ({"hyper": {"learning_rate": [1e-3]}, "resume": True}, "resume is not for a sweep: "),
         ({"hyper": {"learning_rate": [1e-3]}, "at_once": 0}, "at_once=0: must be at least 1"),
+        ({"hyper": {"learning_rate": [1e-3]}, "at_once": 2, "arch": "sebulba"}, "at_once=2: Sebulba trains one member"),
     ],
 )
 def test_what_is_no_sweep(settings, message, stub, tmp_path):
@@ -190,13 +221,14 @@ GRID = {"hyper": {"learning_rate": RATES[1:3]}, "seeds": 3, **SMALL}
 @pytest.fixture(scope="module")
 def programs():
     """The programs that were compiled, as text."""
-    texts, compile_step = [], runner.compile_step
+    texts, start_step = [], runner.start_step
 
-    def recorded(program, state, finish=False):
-        texts.append(program.step.lower(state, program.like_limits()).as_text())
-        return compile_step(program, state, finish)
+    def recorded(program, state=None, finish=False):
+        like = program.like() if state is None else state
+        texts.append(program.step.lower(like, program.like_limits()).as_text())
+        return start_step(program, state, finish)
 
-    with mock.patch.object(runner, "compile_step", recorded):
+    with mock.patch.object(runner, "start_step", recorded):
         yield texts
 
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,17 @@ def test_a_score_within_the_threshold_is_not_copied(runs):
     assert (row["copied"], row["other"]) == (False, "a")
 
 
+def test_returns_that_are_not_finite_are_the_worst_score_and_are_not_offered(runs):
+    good, bad = state_of(1.0), state_of(2.0)
+    runs.member("good", 1.0, good).evolve(good, 100)
+    after = runs.member("bad", float("nan"), bad).evolve(bad, 100)
+    same(after.learner.params, good.learner.params)
+    (row,) = runs.rows("bad")
+    assert row["copied"]
+    assert "fitness" not in row
+    assert not (runs.root / "population" / "bad" / exchange.SCORE).exists()
+
+
 def test_too_few_episodes_are_counted_on(runs):
     member = runs.member("a", 4.0, state_of(1.0), count=3)
     assert member.evolve(state_of(1.0), 100).learner.hyper == state_of(1.0).learner.hyper
@@ -184,6 +196,27 @@ def test_numbers_stay_within_their_limits_and_two_learners_are_kept(runs):
     assert kept == ["learner-7", "learner-8"]
 
 
+def test_a_run_that_goes_on_drops_later_rows_and_what_it_was_writing(runs):
+    member, state = runs.member("a", 1.0, state_of(1.0, updates=7)), state_of(1.0, updates=7)
+    member.evolve(state, 100)
+    runs.play("a", 1.0)
+    member.evolve(state_of(1.0, updates=9), 200)
+    member.close()
+    own, others = (runs.root / "population" / f".{name}.{'0a' * 16}.partial" for name in ("a", "a.b"))
+    own.mkdir()
+    others.mkdir()
+    runs.member("a", 1.0, state)
+    assert [row["updates"] for row in runs.rows("a")] == [7]
+    assert (own.exists(), others.exists()) == (False, True)
+
+
+def test_a_population_that_cannot_be_listed_is_passed_over(runs, monkeypatch):
+    member = runs.member("a", 1.0, state_of(1.0))
+    monkeypatch.setattr(pathlib.Path, "iterdir", mock.Mock(side_effect=OSError("stale")))
+    assert member._other(state_of(1.0), np.random.default_rng(0)) is None
+    assert [line for line in runs.lines if "population is passed over: it cannot be read (stale)" in line]
+
+
 def test_a_place_is_one_runs(runs):
     runs.member("a", 1.0, state_of(1.0))
     with pytest.raises(ValueError, match="is in use"):
@@ -200,13 +233,14 @@ def test_a_place_is_one_runs(runs):
             {"pbt": {"interval": 1000}},
             "PBT.rule='truncation' ranks all members, and runs with pbt_dir look at one other",
         ),
+        ({"environment": "catch,catch"}, "compare the return of one task, not of 2"),
     ],
 )
 def test_what_is_refused(settings, message, tmp_path):
     config = {"learning_rate_schedule": "constant"}
     asked = {"arch": "sebulba", "pbt": PBT | {"interval": 1000}, "pbt_dir": tmp_path / "population", "num_envs": 8}
     with pytest.raises(ValueError, match=message):
-        podracer.train("vtrace", "catch", config=config, **asked | settings)
+        podracer.train("vtrace", config=config, **{"environment": "catch"} | asked | settings)
     assert not (tmp_path / "population").exists()
 
 
@@ -216,7 +250,7 @@ def test_a_run_of_sebulba_goes_on_with_what_another_has_learnt(tmp_path):
     settings = {"arch": "sebulba", "total_steps": 240, "num_envs": 8, "eval_episodes": 4, "progress": False}
     settings |= {"config": {"rollout_length": 5, "hidden_sizes": (8,), "learning_rate_schedule": "constant"}}
     settings |= {"hyper": {"learning_rate": 0.0}, "pbt_dir": tmp_path / "population"}
-    settings |= {"pbt": PBT | {"interval": 80, "score": (-1.0, 1.0), "min_episodes": 1, "hyper": ("learning_rate",)}}
+    settings |= {"pbt": PBT | {"interval": 80, "score": (-1.0, 1.0), "min_episodes": 1, "hyper": ("entropy_cost",)}}
     first = podracer.train("vtrace", "catch", seed=0, run_dir=tmp_path / "first", **settings)
     path = tmp_path / "population" / "first" / exchange.SCORE
     score = json.loads(path.read_text())
