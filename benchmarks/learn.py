@@ -73,7 +73,7 @@ T_MAZE = "t_maze --total-steps 20000 --env.wrong-reward 0 --env.min-length 2 --e
 # learnt slowly: with lockstep one of two seeds ended at 178 after 200,000 steps (batches of 256, a replay of all rows).
 SCALED = (
     "--total-steps 20000 --num-envs 16 --agent.batch-size 128 --agent.replay-ratio 64 --agent.replay-capacity 100000 "
-    "--agent.hidden-sizes 64 --agent.value-hidden-sizes 64 64"
+    "--agent.replay-min-size 1000 --agent.learning-rate 1e-3 --agent.hidden-sizes 64 --agent.value-hidden-sizes 64 64"
 )
 """Presets of `sac` for accelerators, for 16 lanes and two cores."""
 

@@ -42,6 +42,24 @@ def field(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def require_defaults(config: Any, names: Iterable[str], why: str, error: type[ValueError] = ValueError) -> None:
+    """Checks that some fields have their defaults, where other values would have no effect.
+
+    Args:
+      config: a dataclass.
+      names: of the fields.
+      why: the middle of the message, after the field and its value.
+      error: the kind of error.
+
+    Raises:
+      error: naming the field and its value.
+    """
+    defaults = {item.name: item.default for item in dataclasses.fields(config)}
+    for name in names:
+        if (value := getattr(config, name)) != defaults[name]:
+            raise error(f"{name}={value!r} {why}; leave it out.")
+
+
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)

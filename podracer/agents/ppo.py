@@ -86,14 +86,19 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
     activation: nets.Activation = "tanh"
 
     def __post_init__(self):
-        if self.max_grad_norm is None:
-            object.__setattr__(self, "max_grad_norm", float("inf"))
+        self.clip_no_gradient()
         super().__post_init__()
         self.check_normalization()
         if self.target_kl is not None and (self.learning_rate_schedule != "constant" or self.learning_rate_warmup):
             raise ValueError(
                 f"target_kl={self.target_kl} sets the learning rate itself; use learning_rate_schedule='constant' and "
                 "learning_rate_warmup=0."
+            )
+        low, high = minibatches.LEAST_RATE, minibatches.LARGEST_RATE
+        if self.target_kl is not None and not low <= self.learning_rate <= high:
+            raise ValueError(
+                f"learning_rate={self.learning_rate} must be between {low} and {high}, where target_kl="
+                f"{self.target_kl} keeps it; use {min(max(self.learning_rate, low), high)}."
             )
         if self.chunk_length and self.rollout_length % self.chunk_length:
             raise ValueError(f"chunk_length={self.chunk_length} must divide rollout_length={self.rollout_length}.")

@@ -22,8 +22,7 @@ SimbaV2 (Lee et al. 2025, arXiv 2502.15280) are presets.
 Elements of actions are in [-1, 1] everywhere but in the environment: log-probabilities, entropies and noise are in
 these units, so that equal tasks with other bounds train alike. The greedy action is tanh(mean), the median.
 
-An update is in this order: the critics; the policy and alpha, by the new critics; the targets. With n > 1 the entropy
-in y is that of row m alone.
+An update's order: critics; policy and alpha, by the new critics; targets. With n > 1, y has the entropy of row m alone.
 
 Deviations from TD3's paper: the policy climbs the least critic and not the first, targets move in every update and not
 in every second one, and the learning rate is SAC's.
@@ -42,7 +41,7 @@ from jax import lax
 
 from podracer import configs, distributions, nets, returns, trajectories
 from podracer.agents import base
-from podracer.learning import bins, delayed, update, value_distributions
+from podracer.learning import bins, delayed, normalizers, update, value_distributions
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.learning.sampled_statistics import SampledStatisticsConfig
@@ -71,10 +70,9 @@ class SACConfig(nets.CriticsConfig, SampledStatisticsConfig, OptimizerConfig):
       policy_rate: the policy's learning rate is this times `learning_rate`.
       alpha_rate: alpha's learning rate is this times `learning_rate`; 0 leaves alpha as it begins.
       random_start: whether actions are uniform before the first update (paper: True); else the new policy acts.
-      reward_scale: factor of rewards; reported returns are without it (paper: 1, as alpha is learnt).
       learning_rate: of the critics.
       learning_rate_schedule: (paper: "constant").
-      max_grad_norm: clip the gradient of the critics, of the policy and of alpha, each by its norm; inf for none.
+      max_grad_norm: clip the gradients of the critics, of the policy and of alpha, each by its norm; None or inf: off.
     """
 
     envs_per_device: int = configs.field(16, low=1)
@@ -93,18 +91,22 @@ class SACConfig(nets.CriticsConfig, SampledStatisticsConfig, OptimizerConfig):
     policy_rate: float = configs.field(1.0, low=0.0, tunable=True)
     alpha_rate: float = configs.field(1.0, low=0.0, tunable=True)
     random_start: bool = True
-    reward_scale: float = configs.field(1.0, low=0.0, tunable=True)
     learning_rate: float = configs.field(3e-4, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "constant"
-    max_grad_norm: float = configs.field(float("inf"), low=0.0, tunable=True)
+    max_grad_norm: float | None = configs.field(float("inf"), low=0.0, tunable=True)
 
     def __post_init__(self):
-        if isinstance(self.target_entropy, float) and self.target_entropy >= math.log(2.0):
+        self.clip_no_gradient()
+        if isinstance(self.target_entropy, (int, float)) and self.target_entropy > 0.693:
             raise ValueError(
                 f"target_entropy={self.target_entropy} must be below log 2 = 0.693, per action dimension: no policy on "
                 "[-1, 1] has more; use -1.0."
             )
         super().__post_init__()
+        normalizers.check_reward_scale(self.reward_scale, self.normalize_rewards)
+        if self.policy == "deterministic":
+            why = 'has no effect with policy="deterministic", which has no alpha'
+            configs.require_defaults(self, ("target_entropy", "alpha_init", "alpha_rate"), why)
 
 
 def loss(
@@ -169,9 +171,11 @@ def make(
         whole_draws=True,
         **nets.frame_context(1, lambda memory: memory.network),
     )
-    remedy = "raise max_value, or set normalize_rewards=True"
+    remedy = "raise max_value" if config.normalize_rewards else "raise max_value, or set normalize_rewards=True"
     cautions = () if values.largest is None else (bins.caution(values.largest, remedy),)
-    return functions.bundle("sac", replay=replay, cautions=cautions)
+    unused = ("target_noise", "target_noise_clip") if functions.gaussian else ("target_entropy", "alpha_rate")
+    unused += ("reward_scale",) if config.normalize_rewards else ()
+    return functions.bundle("sac", replay=replay, cautions=cautions, unused=unused)
 
 
 class Memory(NamedTuple):
@@ -263,8 +267,9 @@ class _SAC(base.Functions):
         n = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(n))
         # All networks of this update normalise by statistics that have its samples.
-        statistics, batch = self.config.normalize_samples(learner.aux["statistics"], batch, self.config.max_value)
-        learner = learner._replace(aux=learner.aux | {"statistics": statistics})
+        aux, largest = learner.aux, self.values.largest
+        statistics, batch = self.config.normalize_samples(aux["statistics"], batch, largest, learner.hyper)
+        learner = learner._replace(aux=aux | {"statistics": statistics})
         # Noise of a' and of a, for every sample before they are divided into chunks.
         noise = jax.random.normal(key, (2, n, self.units.size))
         rate = self.learning_rate(learner, progress)
@@ -309,7 +314,7 @@ class _SAC(base.Functions):
         config, hyper = self.config, learner.hyper
         # R, G and m of up to n steps.
         step = returns.transitions(trajectory)
-        step = step._replace(reward=hyper["reward_scale"] * step.reward, discount=hyper["discount"] * step.discount)
+        step = step._replace(discount=hyper["discount"] * step.discount)
         R, G, m = returns.n_step_transition(step, config.n_step)
         # a' ~ pi(x_m).
         last = trajectories.row_of_lanes(nets.inputs(self.network.policy, trajectory), m, config.n_step)

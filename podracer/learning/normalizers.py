@@ -97,11 +97,7 @@ class NormalizerConfig(ObservationNormalizerConfig):
         Raises:
           ValueError: where they do not.
         """
-        if self.normalize_rewards and self.reward_scale != 1.0:
-            raise ValueError(
-                f"reward_scale={self.reward_scale} has no effect with normalize_rewards=True, which divides by the "
-                "scale of returns; use normalize_rewards=False."
-            )
+        check_reward_scale(self.reward_scale, self.normalize_rewards)
         if spec is not None:
             self.check_observations(spec)
 
@@ -132,6 +128,19 @@ class NormalizerConfig(ObservationNormalizerConfig):
         if not self.normalize_rewards:
             return hyper["reward_scale"] * reward
         return jnp.clip(reward * lax.rsqrt(return_moments.variance + 1e-8), -10.0, 10.0)
+
+
+def check_reward_scale(reward_scale: float, normalize_rewards: bool) -> None:
+    """Checks that a factor of rewards has an effect.
+
+    Raises:
+      ValueError: where rewards are normalised.
+    """
+    if normalize_rewards and reward_scale != 1.0:
+        raise ValueError(
+            f"reward_scale={reward_scale} has no effect with normalize_rewards=True, which divides by the scale of "
+            "returns; use normalize_rewards=False."
+        )
 
 
 def _map_moments(function: Callable[..., Any], running: ArrayTree, *trees: ArrayTree) -> ArrayTree:

@@ -34,7 +34,7 @@ Parts = tuple[jax.Array, ...]
 TUNABLE = ("learning_rate", "optimizer_eps", "weight_decay")
 """The tunable numbers that not every optimiser uses."""
 
-HEADS = ("policy", "value", "advantage", "q", "reward", "prefix")
+HEADS = ("policy", "std", "value", "advantage", "q", "reward", "prefix")
 """The names of heads in networks and models."""
 
 

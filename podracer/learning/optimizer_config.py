@@ -36,6 +36,11 @@ class OptimizerConfig:
     final_rate: float = configs.field(0.0, low=0.0, high=1.0)
     learning_rate_warmup: float = configs.field(0.0, low=0.0, high=1.0)
 
+    def clip_no_gradient(self) -> None:
+        """Makes a `max_grad_norm` of None, which agents may allow, inf: a tunable number."""
+        if getattr(self, "max_grad_norm", 0.0) is None:
+            object.__setattr__(self, "max_grad_norm", float("inf"))
+
     def make_optimizer(
         self,
         own: optimizer.Own | None,

@@ -7,6 +7,7 @@ same for any number of devices, and rows from long ago follow their present scal
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -38,14 +39,17 @@ class SampledStatisticsConfig(ObservationNormalizerConfig):
     """The settings of what is normalised of samples, beside those of `ObservationNormalizerConfig`.
 
     Attributes:
-      statistics_min_std: that which is there (FastTD3: 1e-2, by their code).
+      statistics_min_std: m of `ObservationNormalizerConfig`, with a larger default (FastTD3: 1e-2, by their code).
       normalize_rewards: whether rewards are divided by max(std G, max |G| / largest), G a lane's running discounted
         return and `largest` the largest value that critics know (Lee et al. 2025, arXiv 2502.15280, section 4; SimbaV2:
         True).
+      reward_scale: factor of rewards that are not normalised; reported returns are without it (SAC's paper: 1, as alpha
+        is learnt).
     """
 
     statistics_min_std: float = configs.field(1e-2, low=0.0)
     normalize_rewards: bool = False
+    reward_scale: float = configs.field(1.0, low=0.0, tunable=True)
 
     def initial_statistics(self, spec: EnvSpec) -> SampledStatistics:
         """Statistics of nothing."""
@@ -53,37 +57,40 @@ class SampledStatisticsConfig(ObservationNormalizerConfig):
         return SampledStatistics(self.initial_moments(spec), returns, largest)
 
     def normalize_samples(
-        self, statistics: SampledStatistics, batch: Batch, largest: float | None
+        self, statistics: SampledStatistics, batch: Batch, largest: float | None, hyper: Mapping[str, jax.Array]
     ) -> tuple[SampledStatistics, Batch]:
-        """Statistics with those of samples, and the samples with normalised observations and rewards.
+        """Statistics with those of samples, and the samples with observations and rewards as they are learnt from.
 
         Args:
           statistics: before.
           batch: its trajectory's `extras` hold `discounted_return` [T, B] where rewards are normalised.
           largest: the largest value that critics know; None for no limit.
+          hyper: tunable numbers: `discount`, that of lanes' returns, and `reward_scale` where it has an effect.
         """
         trajectory: Any = batch.trajectory
-        statistics = self._merge(statistics, trajectory)
+        statistics = self._merge(statistics, trajectory, hyper["discount"])
         timesteps = self.with_normalized_observations(trajectory.timesteps, statistics.observation)
         if self.normalize_rewards:
             scale = jnp.sqrt(statistics.returns.variance + 1e-8)
             if largest is not None:
                 scale = jnp.maximum(scale, statistics.largest_return / largest)
             timesteps = timesteps._replace(reward=timesteps.reward / scale)
+        else:
+            timesteps = timesteps._replace(reward=hyper["reward_scale"] * timesteps.reward)
         return statistics, batch._replace(trajectory=trajectory._replace(timesteps=timesteps))
 
-    def _merge(self, statistics: SampledStatistics, trajectory: Trajectory) -> SampledStatistics:
-        """Adds row 0 of samples [T, B] on all shards."""
+    def _merge(self, statistics: SampledStatistics, trajectory: Trajectory, discount: jax.Array) -> SampledStatistics:
+        """Adds samples [T, B] on all shards: the observation of row 0, and the discounted return of row 1."""
         rows = jax.tree.map(lambda x: x[:1], trajectory.timesteps)
         ones = jnp.ones(rows.first.shape)
         observation = self.merge_observations(statistics.observation, rows.observation, ones)
         if not self.normalize_rewards:
             return statistics._replace(observation=observation)
-        # A first row has no reward.
-        G, valid = trajectory.extras["discounted_return"][:1], 1.0 - rows.first.astype(jnp.float32)
-        largest = collectives.global_max(jnp.abs(G) * valid)
+        # Row 1 is of the same episode, and may be its last one, which no sample has as row 0.
+        G = trajectory.timesteps.reward[1:2] + discount * trajectory.extras["discounted_return"][:1]
+        largest = collectives.global_max(jnp.abs(G))
         return SampledStatistics(
             observation,
-            moments.merge(statistics.returns, G, valid),
+            moments.merge(statistics.returns, G, ones),
             jnp.maximum(statistics.largest_return, largest),
         )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podracer import spaces
 from podracer.nets import network_check, simba
-from podracer.nets.encoding import encode
+from podracer.nets.encoding import encode, seen_spec
 from podracer.nets.layers import MLP, Activation, Dense
 from podracer.nets.network import Inputs, Network, NetworkError
 from podracer.types import ArrayTree, EnvSpec
@@ -65,6 +65,8 @@ def make(
     value_hidden_sizes: Sequence[int] | None = None,
     layer_norm: bool = False,
     torso: Torso = "mlp",
+    policy_observations: Sequence[str] = (),
+    value_observations: Sequence[str] = (),
 ) -> ActorCritic:
     """Makes a policy and its critics. Weights and biases of MLPs begin within 1 / sqrt(inputs) of 0, as Torch's do.
 
@@ -80,13 +82,21 @@ def make(
       value_hidden_sizes: of each critic's torso; None for the policy's.
       layer_norm: whether each layer of a critic's MLP is normalised before its activation.
       torso: "mlp", or "simba_v2", whose blocks are of one width (`podracer.nets.simba`).
+      policy_observations: members of a `Dict` that the policy sees; () for all.
+      value_observations: members that the critics see; () for all.
     """
     value_sizes = hidden_sizes if value_hidden_sizes is None else value_hidden_sizes
-    layers: dict[str, Any] = {"space": spec.observation_space, "activation": activation, "torso": torso}
+    layers: dict[str, Any] = {"activation": activation, "torso": torso}
+    shown, of_critics = (seen_spec(spec, x).observation_space for x in (policy_observations, value_observations))
     policy = _Policy(
-        **layers, hidden_sizes=tuple(hidden_sizes), num_actions=num_actions, with_std=with_std, first_std=first_std
+        shown,
+        **layers,
+        hidden_sizes=tuple(hidden_sizes),
+        num_actions=num_actions,
+        with_std=with_std,
+        first_std=first_std,
     )
-    value = _Value(**layers, hidden_sizes=tuple(value_sizes), num_values=num_values, layer_norm=layer_norm)
+    value = _Value(of_critics, **layers, hidden_sizes=tuple(value_sizes), num_values=num_values, layer_norm=layer_norm)
     rows, action = _rows(spec, 1, 1), jnp.zeros((1, num_actions))
 
     def init(key: jax.Array) -> ArrayTree:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 from podracer import configs, distributions
 from podracer.nets import critics
 from podracer.nets.critics import ActorCritic
+from podracer.nets.encoding import images, seen_spec
 from podracer.nets.layers import Activation
 from podracer.nets.network import NetworkError
+from podracer.nets.policy_config import MEMBERS, checked_members
 from podracer.types import EnvSpec
 
 
@@ -31,12 +33,14 @@ class CriticsConfig:
       num_critics: N.
       values: "mean", or "categorical" for the distribution of returns.
       num_bins: atoms of the distribution (FastTD3: 101).
-      max_value: the largest return that it knows, the least being -max_value; without a limit for "mean".
+      max_value: the largest return that it knows, the least being -max_value; None for "mean", which has no limit.
       torso: "mlp", or "simba_v2" (Lee et al. 2025), whose blocks are of one width.
       hidden_sizes: of the policy, layers or blocks.
       value_hidden_sizes: of each critic; None for the policy's.
       activation: of MLPs.
       layer_norm: whether each layer of a critic's MLP is normalised before its activation (Ba et al. 2016).
+      policy_observations: names of the members of a `Dict` that the policy sees; () for all.
+      value_observations: names of the members that the critics see; () for all.
     """
 
     policy: Literal["gaussian", "deterministic"] = "gaussian"
@@ -56,6 +60,8 @@ class CriticsConfig:
     value_hidden_sizes: tuple[int, ...] | None = configs.field(None, low=1)
     activation: Activation = "relu"
     layer_norm: bool = False
+    policy_observations: tuple[str, ...] = ()
+    value_observations: tuple[str, ...] = ()
 
     def __post_init__(self):
         configs.check(self)
@@ -69,6 +75,9 @@ class CriticsConfig:
                 raise ValueError(
                     f"init_std={self.init_std} is of torso='mlp'; weights of torso='simba_v2' cannot be 0: use None."
                 )
+            configs.require_defaults(self, ("activation", "layer_norm"), "is of torso='mlp', not torso='simba_v2'")
+        if self.values == "mean":
+            configs.require_defaults(self, ("max_value", "num_bins"), 'is of values="categorical", not values="mean"')
 
     def _check_policy(self) -> None:
         if len(self.noise) != 2 or self.noise[0] > self.noise[1]:
@@ -77,6 +86,9 @@ class CriticsConfig:
         if self.policy == "gaussian" and (any(self.noise) or self.target_noise):
             noise = f"noise={self.noise}" if any(self.noise) else f"target_noise={self.target_noise}"
             raise ValueError(f'{noise} is for policy="deterministic"; a Gaussian policy explores by its own std.')
+        if self.policy == "deterministic":
+            why = 'has no effect with policy="deterministic", whose noise explores'
+            configs.require_defaults(self, ("init_std", "min_std", "max_std"), why)
         distributions.check_std(self.init_std, self.min_std, self.max_std)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: ActorCritic | None, num_actions: int) -> ActorCritic:
@@ -89,7 +101,8 @@ class CriticsConfig:
           num_actions: A, elements of an action.
 
         Raises:
-          ValueError: for a distribution of returns without a largest one.
+          ValueError: for a distribution of returns without a largest one, members that observations do not have, or
+            images.
           NetworkError: for a network of the user's that does not fit.
         """
         if self.values == "categorical" and self.max_value is None:
@@ -98,11 +111,20 @@ class CriticsConfig:
         if network is not None:
             if self.init_std is not None:
                 raise NetworkError(f"init_std={self.init_std} is of the library's own network; use None with yours.")
+            configs.require_defaults(self, MEMBERS, "is of the library's own network", NetworkError)
             critics.check(network, spec, agent, num_actions * (1 + with_std), num_actions, num_values)
             return network
         std, settings = self.init_std, ("value_hidden_sizes", "layer_norm", "torso", "num_critics")
         first_std = None if std is None else distributions.raw_of_std(std, self.min_std, self.max_std)
         others: dict[str, Any] = {name: getattr(self, name) for name in settings}
+        for name in MEMBERS:
+            others[name] = checked_members(name, getattr(self, name), spec)
+            space = seen_spec(spec, others[name]).observation_space
+            if images(space):
+                raise ValueError(
+                    f"observation space {space} has images, for which {agent} has no convolutions: use ppo, show other "
+                    f"members of a Dict by {name}, or give a network= of your own."
+                )
         return critics.make(
             *(spec, self.hidden_sizes, self.activation),
             num_actions=num_actions,

@@ -93,9 +93,10 @@ def make(
     scale: Weights = "lecun" if init == "lecun" else 2**0.5
     others = {"scale": scale, "layer_norm": layer_norm, "width": width, "depth": depth}
     body = functools.partial(_body, spec, torso, activation=activation, core=core, dtype=compute_dtype, **others)
+    value_sizes = hidden_sizes if value_hidden_sizes is None else value_hidden_sizes
     module = ActorCritic(
         body=body(policy_observations, hidden_sizes),
-        value_body=body(value_observations, value_hidden_sizes or hidden_sizes) if separate else None,
+        value_body=body(value_observations, value_sizes) if separate else None,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
         num_values=num_values,

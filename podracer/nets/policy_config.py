@@ -83,9 +83,9 @@ class PolicyConfig(NetworkConfig):
         """
         distribution = self._distribution(spec)
         if network is not None:
-            self._require_defaults(MEMBERS, NetworkError, "is of the library's own network")
+            configs.require_defaults(self, MEMBERS, "is of the library's own network", NetworkError)
             return self.actor_critic(agent, spec, network), distribution
-        members = {name: _members(name, getattr(self, name), spec) for name in MEMBERS}
+        members = {name: checked_members(name, getattr(self, name), spec) for name in MEMBERS}
         network = self.actor_critic(
             *(agent, spec, None),
             separate=self.separate,
@@ -99,19 +99,13 @@ class PolicyConfig(NetworkConfig):
     def _distribution(self, spec: EnvSpec) -> distributions.Distribution:
         if not isinstance(spec.action_space, spaces.Box):
             why = f"is for actions in a Box, and {spec.name} takes {spec.action_space}"
-            self._require_defaults(OF_BOXES, ValueError, why)
+            configs.require_defaults(self, OF_BOXES, why)
         std = distributions.Std(self.state_dependent_std, self.init_std, self.min_std, self.max_std)
         return distributions.for_space(spec.action_space, self.policy, std)
 
-    def _require_defaults(self, names: tuple[str, ...], error: type[ValueError], why: str) -> None:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in names:
-            if (value := getattr(self, name)) != defaults[name]:
-                raise error(f"{name}={value!r} {why}; leave it out.")
 
-
-def _members(name: str, members: tuple[str, ...], spec: EnvSpec) -> Any:
-    """Checks a setting of members, by the name of the setting.
+def checked_members(name: str, members: tuple[str, ...], spec: EnvSpec) -> Any:
+    """Returns a setting of members of observations, by the name of the setting.
 
     Raises:
       ValueError: for a member that observations do not have.

@@ -146,6 +146,12 @@ def check(pbt: PBT, agent: Agent, spec: EnvSpec, population: int | None, rows_pe
             "learning_rate_schedule='constant' (--agent.learning-rate-schedule constant), or leave learning_rate out "
             "of PBT.hyper."
         )
+    target_kl = getattr(agent.config, "target_kl", None)
+    if "learning_rate" in pbt.hyper and target_kl is not None:
+        raise ValueError(
+            f"target_kl={target_kl} sets the learning rate itself, which a population cannot vary; use target_kl=None, "
+            "or leave learning_rate out of PBT.hyper."
+        )
     if pbt.interval < rows_per_update:
         raise ValueError(
             f"PBT.interval={pbt.interval:,}: must be at least the {rows_per_update:,} steps of an update, and many "

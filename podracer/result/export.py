@@ -1,9 +1,9 @@
 """A policy in files that need none of the agent's code (`podracer export`), and how to use them.
 
     policy.stablehlo   the policy for CPU, GPU and TPU, its parameters inside, for batches of any size (jax.export)
-    spec.json          spaces, and the memory that passes from call to call check.npz          observations, rewards and
-    `first` of 16 rows of one lane, and the actions for them MODEL_CARD.md      its description, its score and the way
-    to run it, in the form that model hubs read
+    spec.json          spaces, and the memory that passes from call to call
+    check.npz          observations, rewards and `first` of 16 rows of one lane, and the actions for them
+    MODEL_CARD.md      its description, its score and the way to run it, in the form that model hubs read
 
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
 memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the best ones that the

@@ -194,7 +194,7 @@ matter."""
 ANYWHERE: dict[str, dict[str, Settings]] = {
     name: {"sac": merged(*layers)} for name, layers in sac_presets.LAYERS.items()
 }
-"""By name, and then by agent: presets for any task. What `TASKS` has for the agent's task goes before them."""
+"""By name, and then by agent: presets for any task. What `classic` has for the task goes before `td3`."""
 
 
 def names(agent: str) -> tuple[str, ...]:
@@ -250,8 +250,10 @@ def _find(name: str, agent: str, environment: str) -> Settings:
             raise ValueError(f"preset={name!r} is of {', '.join(owners)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
     if agent in ANYWHERE.get(name, {}):
-        of_task = next(filter(None, (_in_tasks(tasks, agent, environment) for tasks in TASKS)), Settings())
-        found = merged(ANYWHERE[name][agent], of_task, *sac_presets.of_task(name, _task(environment)))
+        # TD3's settings are those of the defaults' size, and go with `classic`'s.
+        of_classic = _in_tasks("classic", agent, environment) if name == "td3" else None
+        of_task = sac_presets.of_task(name, environment.partition(":")[0], _task(environment))
+        found = merged(ANYWHERE[name][agent], of_classic or Settings(), *of_task)
     else:
         found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})

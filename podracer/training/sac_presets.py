@@ -3,11 +3,11 @@
 `td3` is Fujimoto et al. 2018 with SAC's learning rate (podracer/agents/sac.py has the other deviations). `MASSIVE` is
 for thousands of lanes on one accelerator, and has no name of its own: `playground` is MuJoCo Playground's SAC by brax
 (Zakka et al. 2025), `fast_td3` is Seo et al. 2025 (arXiv 2505.22642) and `fast_sac` its SAC (arXiv 2512.01996), all by
-their code. `simba_v2` is Lee et al. 2025 (arXiv 2502.15280) for episodes of 1,000 steps: its discount is 1 - 5 / steps,
-between 0.95 and 0.995.
+their code. `simba_v2` is Lee et al. 2025 (arXiv 2502.15280): its discount is 1 - 5 / steps of an episode, between 0.95
+and 0.995, and that of 1,000 steps where the limit is not known here.
 
 Deviations: `fast_td3` keeps 4.2 million rows and not 10.5, and AdamW leaves biases and scales alone. Categorical values
-need `max_value`, the largest return of a task, which few tasks have here.
+need `max_value`, the largest return of a task, which only Playground's tasks have here.
 """
 
 from __future__ import annotations
@@ -124,21 +124,54 @@ LAYERS: dict[str, tuple[Settings, ...]] = {
 }
 """The layers of every preset, from the lowest one."""
 
-LONG = ("CheetahRun", "HumanoidWalk", "WalkerRun", "Hopper", "Finger", "Swimmer", "Acrobot")
-"""Tasks of Playground, or beginnings of their names, that `playground` trains for twice as long."""
+LONG = (
+    *("AcrobotSwingup", "AcrobotSwingupSparse", "CheetahRun", "FingerSpin", "FingerTurnEasy", "FingerTurnHard"),
+    *("HopperHop", "HopperStand", "HumanoidWalk", "SwimmerSwimmer6", "WalkerRun"),
+)
+"""Tasks of Playground that `playground` trains for twice as long."""
+
+JOYSTICKS = (
+    *("ApolloJoystickFlatTerrain", "BarkourJoystick", "BerkeleyHumanoidJoystickFlatTerrain"),
+    *("BerkeleyHumanoidJoystickRoughTerrain", "G1JoystickFlatTerrain", "G1JoystickRoughTerrain"),
+    *("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain", "H1JoystickGaitTracking", "Op3Joystick"),
+    *("SpotFlatTerrainJoystick", "SpotJoystickGaitTracking", "T1JoystickFlatTerrain", "T1JoystickRoughTerrain"),
+)
+"""Tasks of Playground whose robots follow a commanded velocity."""
+
+GO1 = ("Go1Footstand", "Go1Getup", "Go1Handstand", "Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain")
+
+EPISODE_LENGTHS = {"pendulum": 200, "pusher": 100, "reacher": 50}
+"""Steps of an episode of tasks of classic control and of Gymnasium's MuJoCo; 1,000 or no limit in all others."""
 
 
-def of_task(name: str, task: str) -> list[Settings]:
-    """Further layers of a preset for one of Playground's tasks."""
+def of_task(name: str, kind: str, task: str) -> list[Settings]:
+    """Further layers of a preset for a task.
+
+    Args:
+      name: of the preset.
+      kind: of the environment, such as "playground"; its name where it has none.
+      task: without kind and version.
+    """
+    if name == "simba_v2" and kind in (task, "envpool", "gymnasium") and task.lower() in EPISODE_LENGTHS:
+        return [Settings({"discount": discount(EPISODE_LENGTHS[task.lower()])})]
+    return _of_playground(name, task) if kind == "playground" else []
+
+
+def discount(episode_length: int) -> float:
+    """SimbaV2's discount for episodes of so many steps (Lee et al. 2025)."""
+    return min(max(1.0 - 5.0 / episode_length, 0.95), 0.995)
+
+
+def _of_playground(name: str, task: str) -> list[Settings]:
     layers = []
-    if name == "playground" and task.startswith(LONG):
+    if name == "playground" and task in LONG:
         layers.append(Settings({}, {"total_steps": 10_000_000}))
-    if name in ("fast_sac", "fast_td3") and "Joystick" in task:
-        layers.append(Settings({"max_value": 20.0 if name == "fast_sac" else 10.0}))
+    if name in ("fast_sac", "fast_td3"):
+        layers.append(Settings({"max_value": 20.0 if name == "fast_sac" and task in JOYSTICKS else 10.0}))
     if name in ("fast_sac", "fast_td3") and task == "CheetahRun":
         layers.append(Settings({"max_value": 500.0, "n_step": 3}))
     if name == "fast_td3" and task == "CheetahRun":
         layers.append(Settings({"noise": (0.1, 0.4), "target_noise": 0.1}))
-    if name == "fast_td3" and task.startswith("Go1"):
-        layers.append(Settings({"noise": (0.2, 0.8), "replay_ratio": 256.0}))
+    if name == "fast_td3" and task in GO1:
+        layers.append(Settings({"noise": (0.2, 0.8), "target_noise": 0.2, "replay_ratio": 256.0}))
     return layers

@@ -194,6 +194,10 @@ BAD = [
         r"^target_kl=0.01 sets the learning rate itself; use learning_rate_schedule='constant' and "
         r"learning_rate_warmup=0\.$",
     ),
+    (
+        {"target_kl": 0.01, "learning_rate_schedule": "constant", "learning_rate": 0.1},
+        r"^learning_rate=0.1 must be between 1e-05 and 0.01, where target_kl=0.01 keeps it; use 0.01\.$",
+    ),
     ({"value_hidden_sizes": (8,), "separate": False}, r"^value_hidden_sizes=\(8,\) needs separate=True"),
     ({"value_observations": ("a",), "separate": False}, r"differ, which needs a torso for each: use separate=True"),
     ({"value_observations": ("a",), "core": "lstm"}, r"core='lstm' would show the policy what the value sees"),

@@ -9,14 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from podracer import agents, configs, nets, spaces
+from podracer import agents, nets, spaces
 from podracer.agents import SACConfig
-from podracer.agents.registry import make_agent
 from podracer.topology import collectives
-from podracer.training import presets, sac_presets
+from podracer.training import presets
 from podracer.types import Agent, Batch, EnvSpec, LearnerState, TimeStep, Trajectory
 from tests.support import harness
 from tests.support.sac_reference import Reference
@@ -211,138 +209,27 @@ def by_hand(n: int) -> Any:
     return lambda trajectory: float(learn(learner, batch(trajectory), jnp.float32(0), jax.random.key(0))[1]["target"])
 
 
-# What is refused.
+def test_a_return_at_an_end_is_in_the_scale_of_rewards() -> None:
+    """The only reward ends an episode, whose last row is no sample's first."""
+    config = SACConfig(normalize_rewards=True, discount=0.9)
+    zeros, ends = np.zeros((2, 4), np.float32), np.array([[0, 0, 0, 0], [0, 0, 0, 8]], np.float32)
+    steps = TimeStep(np.zeros((2, 4, 3), np.float32), ends, 1 - ends / 8, zeros.astype(bool), ends > 0)  # type: ignore[arg-type]
+    trajectory = Trajectory(steps, zeros[:1], {"discounted_return": zeros[:1]}, (), zeros[:1], zeros[0])  # type: ignore[arg-type]
+    hyper = {"discount": jnp.float32(0.9), "reward_scale": jnp.float32(1.0)}
+
+    def scaled(batch: Batch) -> Any:
+        statistics, batch = config.normalize_samples(config.initial_statistics(SPEC), batch, 2.0, hyper)
+        return statistics, batch.trajectory.timesteps.reward  # type: ignore[union-attr]
+
+    batch = Batch(trajectory, np.ones(4, np.float32), np.ones(4, np.int32))  # type: ignore[arg-type]
+    statistics, reward = harness.alone(scaled)(batch)
+    assert float(statistics.largest_return) == 8.0
+    assert float(statistics.returns.variance) == pytest.approx(12.0, rel=1e-3)  # of 0, 0, 0 and 8
+    assert float(reward[1, 3]) == pytest.approx(8 / 4)
 
 
 def made(space: Any = SPEC.action_space, observation: Any = SPEC.observation_space, **config: Any) -> Agent:
     return agents.sac.make(SPEC._replace(action_space=space, observation_space=observation), SACConfig(**config))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"space": spaces.Discrete(2)},
-            "action space Discrete(num_values=2) is not supported by sac, which needs a Box; use dqn or ppo.",
-        ),
-        (
-            {"space": spaces.Box(-np.inf, np.inf, (1,))},
-            "action space Box(-inf, inf): sac squashes actions into finite bounds; bound them in the environment, such "
-            "as +-1.",
-        ),
-        (
-            {"target_entropy": 0.7},
-            "target_entropy=0.7 must be below log 2 = 0.693, per action dimension: no policy on [-1, 1] has more; use "
-            "-1.0.",
-        ),
-        (
-            {"noise": (0.1, 0.1)},
-            'noise=(0.1, 0.1) is for policy="deterministic"; a Gaussian policy explores by its own std.',
-        ),
-        (
-            {"noise": (0.4, 0.1), "policy": "deterministic"},
-            "noise=(0.4, 0.1) must be two numbers that do not fall, (low, high); use (0.1, 0.4).",
-        ),
-        (
-            {"target_noise": 0.2},
-            'target_noise=0.2 is for policy="deterministic"; a Gaussian policy explores by its own std.',
-        ),
-        (
-            {"init_std": 0.1, "min_std": 0.5},
-            "init_std=0.1 must be between min_std=0.5 and max_std=7.389; use 0.5.",
-        ),
-        (
-            {"values": "categorical"},
-            'values="categorical" needs max_value, the largest return to tell apart, such as 10.0.',
-        ),
-        (
-            {"final_rate": 0.5},
-            "final_rate=0.5 is of learning_rate_schedule='linear', not 'constant'; use 0.0.",
-        ),
-        (
-            {"torso": "simba_v2", "value_hidden_sizes": (8, 4)},
-            "value_hidden_sizes=(8, 4): blocks of torso='simba_v2' have one width; use (128, 128).",
-        ),
-        (
-            {"torso": "simba_v2", "init_std": 0.1},
-            "init_std=0.1 is of torso='mlp'; weights of torso='simba_v2' cannot be 0: use None.",
-        ),
-        (
-            {"normalize_observations": True, "observation": spaces.Discrete(3)},
-            "normalize_observations=True needs float32 observations, which box does not have; leave it out.",
-        ),
-        (
-            {"target_entropy": "x"},
-            "SACConfig.target_entropy='x': expected a number.",
-        ),
-        (
-            {"replay_min_size": 20, "replay_capacity": 10},
-            "replay_min_size=20 must be at most replay_capacity=10, or learning would never begin; use 10.",
-        ),
-    ],
-)
-def test_what_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        made(**given)
-    assert str(caught.value) == message
-
-
-def test_td3_is_a_preset() -> None:
-    for call in (
-        lambda: make_agent("td3", None),  # type: ignore[arg-type]
-        lambda: presets.merge("td3", "pendulum", "td3", None, presets.Settings()),
-    ):
-        with pytest.raises(ValueError, match="^unknown agent 'td3'; use sac with --preset td3.$"):
-            call()
-    task = {"learning_rate": 1e-3, "replay_min_size": 1_000, "hidden_sizes": (64, 64)}
-    found = presets.merge("sac", "gymnasium:Pendulum-v1", "td3", None, presets.Settings({"tau": 0.5}))
-    assert found.agent == TD3 | task | {"tau": 0.5}
-    assert presets.merge("sac", "catch", "td3", None, presets.Settings()).agent == TD3
-    assert configs.from_json(SACConfig, found.agent).policy == "deterministic"
-
-
-@pytest.mark.parametrize("name", sac_presets.LAYERS)
-def test_presets_are_few_fields_each(name: str) -> None:
-    """At most eight from layer to layer, none of them for nothing."""
-    agent: dict[str, Any] = presets.merge("sac", "acrobot", name, None, presets.Settings({"max_value": 9.0})).agent  # type: ignore[assignment]
-    assert configs.from_json(SACConfig, agent)
-    below: dict[str, Any] = dict(vars(SACConfig()))
-    for layer in sac_presets.LAYERS[name]:
-        changed = {field: value for field, value in layer.agent.items() if below[field] != value}
-        assert changed == layer.agent
-        assert len(changed) <= 8
-        below |= changed
-
-
-def test_presets_of_playground_know_its_tasks() -> None:
-    def merged(preset: str, task: str) -> presets.Settings:
-        return presets.merge("sac", f"playground:{task}", preset, None, presets.Settings())
-
-    assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["max_value"] == 10.0
-    assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["noise"] == (0.2, 0.8)
-    assert merged("fast_sac", "G1JoystickFlatTerrain").agent["max_value"] == 20.0
-    assert "noise" not in merged("fast_sac", "CheetahRun").agent
-    assert (
-        merged("playground", "HopperHop").run["total_steps"] == 2 * merged("playground", "CupCatch").run["total_steps"]
-    )
-
-
-def test_networks_that_do_not_fit_are_refused() -> None:
-    own = nets.critics.make(SPEC, (4,), "relu", num_critics=2, num_actions=A, with_std=True)
-    flat = own._replace(critic=own.critic._replace(apply=lambda *args: own.critic.apply(*args)[..., 0]))
-    with pytest.raises(nets.NetworkError, match=r"the critics return float32 \[2, 3\] .* needs floats \[N, 3, 1\]"):
-        agents.sac.make(SPEC, None, flat)
-    with pytest.raises(nets.NetworkError, match="needs P = 2 outputs: 2 means; the network returns 4"):
-        agents.sac.make(SPEC, SACConfig(policy="deterministic"), own)
-    with pytest.raises(nets.NetworkError, match=r"network=Network: sac has critics of actions; give nets.ActorCritic"):
-        agents.sac.make(SPEC, None, own.policy)
-    with pytest.raises(nets.NetworkError, match="init_std=0.1 is of the library's own network"):
-        agents.sac.make(SPEC, SACConfig(init_std=0.1), own)
-
-
-def test_an_optimizer_with_a_rate_of_its_own_has_one_for_all() -> None:
-    with pytest.raises(ValueError, match="or policy_rate=1 and alpha_rate=1"):
-        agents.sac.make(SPEC, SACConfig(policy_rate=0.5, alpha_rate=0.0), optimizer=optax.adam(1e-3))
 
 
 # Acting.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from podracer import agents, configs, topology
-from podracer.agents import VTraceConfig
+from podracer.agents import PPOConfig, VTraceConfig
 from podracer.learning.learner import require_room_for_all
 from podracer.population import config, evolution
 from podracer.population.config import PBT
@@ -257,6 +257,13 @@ def test_the_papers_settings() -> None:
 def test_settings_without_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config.of({"interval": 10} | settings)
+
+
+def test_a_rate_that_follows_the_divergence_does_not_evolve() -> None:
+    spec = counting.CountingEnvironment().spec
+    follows = PPOConfig(hidden_sizes=(8,), learning_rate_schedule="constant", target_kl=0.01)
+    with pytest.raises(ValueError, match="target_kl=0.01 sets the learning rate itself, .* use target_kl=None"):
+        config.check(PBT(100), agents.ppo.make(spec, follows), spec, 4, 40)
 
 
 @pytest.mark.parametrize(

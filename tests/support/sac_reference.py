@@ -121,14 +121,14 @@ class Reference:
         return outputs[:, 0] if self.z is None else softmax(outputs) @ self.z
 
     def normalized(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rows by statistics that have row 0 of them."""
+        """Rows by statistics that have the observation of row 0, and the return of row 1."""
         if self.settings["normalize_observations"]:
             self.moments.add(rows["observation"][0])
             std = np.sqrt(self.moments.variance + self.settings["statistics_min_std"] ** 2)
             limit = self.settings["statistics_clip"]
             rows = rows | {"observation": np.clip((rows["observation"] - self.moments.mean) / std, -limit, limit)}
         if self.settings["normalize_rewards"]:
-            G = rows["discounted_return"][0][~rows["first"][0].astype(bool)]
+            G = rows["reward"][1] + self.settings["discount"] * rows["discounted_return"][0]
             self.return_moments.add(G)
             self.largest_return = max(self.largest_return, np.abs(G).max(initial=0.0))
             scale = max(np.sqrt(self.return_moments.variance + 1e-8), self.largest_return / self.settings["max_value"])
