@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,15 +21,26 @@ COMMA = ","
 
 
 def text(environment: Any) -> Any:
-    """Joins a list of names; returns all else as it is."""
-    names = type(environment) in (list, tuple) and environment and all(isinstance(name, str) for name in environment)
-    return COMMA.join(environment) if names else environment
+    """Joins names, without the spaces around them; returns all else as it is."""
+    names = split(environment)
+    if not names or not all(isinstance(name, str) for name in names):
+        return environment
+    return COMMA.join(name.strip() for name in names)
 
 
 def split(environment: Any) -> Sequence[Any] | None:
-    """The tasks of a list, or of names with commas between them; None for a single environment."""
+    """The tasks of a list, or of names with commas between them; None for a single environment.
+
+    Raises:
+      ValueError: for an empty name.
+    """
     if isinstance(environment, str):
-        return environment.split(COMMA) if COMMA in environment else None
+        if COMMA not in environment:
+            return None
+        names = [name.strip() for name in environment.split(COMMA)]
+        if "" in names:
+            raise ValueError(f"{environment!r} has an empty name between commas; leave the comma out.")
+        return names
     # An environment of one's own may be a tuple with names.
     return environment if type(environment) in (list, tuple) else None
 
@@ -37,17 +49,35 @@ def split(environment: Any) -> Sequence[Any] | None:
 def options(names: str) -> type:
     """The frozen dataclass of the options of tasks by name: those of each task, and `TasksOptions`.
 
+    An option that several tasks have takes what any of them takes, and has the default of the first.
+
     Raises:
       ValueError: as in `environments.options`.
     """
-    classes = list(dict.fromkeys(environments.options(name) for name in names.split(COMMA)))
-    # Of a class and one that it inherits from, the latter adds nothing.
-    own = [cls for cls in classes if not any(cls is not other and issubclass(other, cls) for other in classes)]
-    return dataclasses.make_dataclass("TasksOptions", [], bases=(tasks.TasksOptions, *own), frozen=True)
+    found: dict[str, list[tuple[Any, dataclasses.Field[Any]]]] = {}
+    for cls in dict.fromkeys((tasks.TasksOptions, *map(environments.options, split(names) or (names,)))):
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            found.setdefault(field.name, []).append((hints[field.name], field))
+    return dataclasses.make_dataclass(
+        "OptionsOfAllTasks",
+        [(name, typing.Union[tuple(hint for hint, _ in same)], _field_of(same)) for name, same in found.items()],  # noqa: UP007
+        namespace={"__post_init__": configs.check},
+        frozen=True,
+    )
+
+
+def _field_of(same: Sequence[tuple[Any, dataclasses.Field[Any]]]) -> Any:
+    """The field of an option that several tasks have; limits where all have the same, for each task checks its own."""
+    first = same[0][1]
+    metadata = first.metadata if all(field.metadata == first.metadata for _, field in same) else None
+    if first.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=first.default_factory, metadata=metadata)
+    return dataclasses.field(default=first.default, metadata=metadata)
 
 
 def make(things: Sequence[Any], settings: Mapping[str, Any], wrap: Sequence[str] = ()) -> Any:
-    """Puts tasks side by side; of only one, makes it.
+    """Puts tasks side by side; also a single one, which is then a run of one task.
 
     Args:
       things: names or environments, as those of `podracer.train`; one that is there twice gets twice the lanes.
@@ -56,7 +86,10 @@ def make(things: Sequence[Any], settings: Mapping[str, Any], wrap: Sequence[str]
 
     Raises:
       ValueError: for tasks that do not fit together, or a setting that none has.
+      TypeError: for an object that is no environment, or breaks the protocol of one in pure JAX.
     """
+    from envs_jax import testing  # which imports podracer
+
     ours = {field.name for field in dataclasses.fields(tasks.TasksOptions)}
     used, found = set(ours), {}
     for thing in things:
@@ -69,6 +102,8 @@ def make(things: Sequence[Any], settings: Mapping[str, Any], wrap: Sequence[str]
             own = {name: value for name, value in settings.items() if name in fields}
             used |= fields
         made = environments.make(thing, **own) if isinstance(thing, str) else environments.adopt(thing)
+        if not isinstance(thing, str) and not isinstance(made, HostEnvironments | tasks.Tasks):
+            testing.validate_protocol(made)  # a mistake is its own, and not that of a wrapper
         found[key] = wrapping.wrapped(made, wrap)
     for name in settings:
         if name not in used:
