@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podracer import configs, environments
 from podracer.environments import tasks, wrapping
 from podracer.environments.host_tasks import HostTasks
-from podracer.types import HostEnvironments
+from podracer.types import Environment, HostEnvironments
 
 COMMA = ","
 """Joins the names of tasks."""
@@ -76,20 +76,24 @@ def _field_of(same: Sequence[tuple[Any, dataclasses.Field[Any]]]) -> Any:
     return dataclasses.field(default=first.default, metadata=metadata)
 
 
-def make(things: Sequence[Any], settings: Mapping[str, Any], wrap: Sequence[str] = ()) -> Any:
+def make(
+    things: Sequence[Any],
+    settings: Mapping[str, Any],
+    wrap: Sequence[str] = (),
+    validate: Callable[[Environment], None] = lambda environment: None,
+) -> Any:
     """Puts tasks side by side; also a single one, which is then a run of one task.
 
     Args:
       things: names or environments, as those of `podracer.train`; one that is there twice gets twice the lanes.
       settings: fields of `TasksOptions`, and of the options of tasks by name: each gets those that it has.
       wrap: wrappers of each environment (`wrapping.texts`).
+      validate: raises for an object in pure JAX that breaks the protocol (`envs_jax.testing.validate_protocol`).
 
     Raises:
       ValueError: for tasks that do not fit together, or a setting that none has.
-      TypeError: for an object that is no environment, or breaks the protocol of one in pure JAX.
+      TypeError: for an object that is no environment.
     """
-    from envs_jax import testing  # which imports podracer
-
     ours = {field.name for field in dataclasses.fields(tasks.TasksOptions)}
     used, found = set(ours), {}
     for thing in things:
@@ -103,7 +107,7 @@ def make(things: Sequence[Any], settings: Mapping[str, Any], wrap: Sequence[str]
             used |= fields
         made = environments.make(thing, **own) if isinstance(thing, str) else environments.adopt(thing)
         if not isinstance(thing, str) and not isinstance(made, HostEnvironments | tasks.Tasks):
-            testing.validate_protocol(made)  # a mistake is its own, and not that of a wrapper
+            validate(made)  # a mistake is its own, and not that of a wrapper
         found[key] = wrapping.wrapped(made, wrap)
     for name in settings:
         if name not in used:

@@ -372,7 +372,7 @@ def test_tasks_without_each_by_itself_are_refused() -> None:
 
 
 def test_options_of_tasks_that_share_no_base() -> None:
-    """Whatever their classes inherit from, and in whichever order."""
+    """Options of classes that no order of bases joins."""
     for names in ("memory_maze,minigrid_multi_room", "minigrid_multi_room,memory_maze"):
         cls, separate = environments.options(names), map(environments.options, names.split(","))
         every = {field.name for one in separate for field in dataclasses.fields(one)}
@@ -399,7 +399,7 @@ def test_a_mistake_of_an_environment_is_its_own() -> None:
             return state
 
     with pytest.raises(TypeError, match=r"Unfinished.reset is missing"):
-        task_lists.make([Told(), Unfinished()], {}, ["flatten"])
+        podracer.train("vtrace", [Told(), Unfinished()], wrap=["flatten"])
 
 
 @pytest.mark.slow
