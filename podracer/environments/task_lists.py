@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,14 +57,17 @@ def options(names: str) -> type:
       ValueError: as in `environments.options`.
     """
     found: dict[str, list[tuple[Any, dataclasses.Field[Any]]]] = {}
+    texts: dict[str, str] = {}
     for cls in dict.fromkeys((tasks.TasksOptions, *map(environments.options, split(names) or (names,)))):
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             found.setdefault(field.name, []).append((hints[field.name], field))
+        texts = _texts(cls) | texts
+    attributes = "".join(f"  {name}: {texts[name]}\n" for name in found if name in texts)
     return dataclasses.make_dataclass(
         "OptionsOfAllTasks",
         [(name, typing.Union[tuple(hint for hint, _ in same)], _field_of(same)) for name, same in found.items()],  # noqa: UP007
-        namespace={"__post_init__": configs.check},
+        namespace={"__post_init__": configs.check, "__doc__": f"Options of all tasks.\n\nAttributes:\n{attributes}"},
         frozen=True,
     )
 
@@ -74,6 +79,15 @@ def _field_of(same: Sequence[tuple[Any, dataclasses.Field[Any]]]) -> Any:
     if first.default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=first.default_factory, metadata=metadata)
     return dataclasses.field(default=first.default, metadata=metadata)
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """The descriptions of a dataclass's fields, as its docstring has them and those of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
+        found |= dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", attributes, re.MULTILINE))
+    return found
 
 
 def make(

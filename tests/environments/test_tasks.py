@@ -378,6 +378,8 @@ def test_options_of_tasks_that_share_no_base() -> None:
         every = {field.name for one in separate for field in dataclasses.fields(one)}
         assert {field.name for field in dataclasses.fields(cls)} == every | {"union", "task_input"}
         cls()
+        # Command lines show these.
+        assert all(f"\n  {name}: " in str(cls.__doc__) for name in ("union", "task_input", "view", "num_rooms"))
     with pytest.raises(ValueError, match=r"OptionsOfAllTasks.union='all'"):
         cls(union="all")
 
