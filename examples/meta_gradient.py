@@ -73,10 +73,11 @@ def main(total_steps=2_000_000, seed=0, meta_rate=0.03):
     """Trains, and prints a line every so many updates."""
     _, begin, train, steps = make()
     run, train = jax.jit(begin)(seed), jax.jit(train)
-    for number in range(1, total_steps // steps + 1):
+    for _ in range(total_steps // steps):
         run, mean = train(run, meta_rate)
         gamma, trace_lambda = numbers_of(run[0]).values()
-        print(f"{number * steps:9,} steps   gamma {gamma:.3f}   lambda {trace_lambda:.3f}   return {mean:+.2f}")
+        env_steps = run[2].env_steps.to_float()  # without the rows of resets
+        print(f"{env_steps:9,.0f} steps   gamma {gamma:.3f}   lambda {trace_lambda:.3f}   return {mean:+.2f}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       replay_fraction: of every batch that is drawn from a replay, 0 for none (paper: 0.5 in section 5.2.2).
       replay_capacity: rows that are kept at least, over all devices; the oldest go first (paper: 10,000 trajectories of
         T rows).
-      popart: whether values are learnt in units of each task's targets, by a value head for each task (Hessel et al.
+      popart: True learns values in units of each task's targets, by a value head for each task (Hessel et al.
         2018; `podracer.learning.popart`). Rewards are then not transformed. It may cost another pass forward.
       popart_step_size: beta of its statistics (Hessel et al. 2018: 3e-4).
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).

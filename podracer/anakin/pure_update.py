@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from podracer import spaces, topology, trajectories
 from podracer.anakin.loop import Member, ShardUpdates, update_member
 from podracer.anakin.rollout import Actors, Settings
-from podracer.environments import autoreset
+from podracer.environments import autoreset, tasks
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.run.driver import run_keys
@@ -51,8 +51,8 @@ class Update:
     Attributes:
       shard: the iteration of one shard.
       layout: the shards and devices.
-      on_mesh: whether shards are spread over the devices of `layout`; else all are where JAX puts them.
-      remat: whether a backward pass computes a step's activations again instead of keeping them.
+      on_mesh: True spreads shards over the devices of `layout`; else all are where JAX puts them.
+      remat: True has a backward pass compute a step's activations again instead of keeping them.
     """
 
     shard: ShardUpdates
@@ -210,7 +210,7 @@ def update(
         one step's activations, and time grows by a forward pass.
 
     Raises:
-      ValueError: for an agent with replay, and for shards that do not fit the lanes or the devices.
+      ValueError: for an agent with replay, and for shards that do not fit the lanes, the devices or the tasks.
     """
     if agent.replay is not None:
         raise ValueError(
@@ -220,6 +220,7 @@ def update(
         )
     used = jax.local_devices()[:1] if devices is None else devices
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, num_shards=num_shards, devices=used)
+    tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_shard, "a shard")
     observation = spaces.zeros(environment.spec.observation_space)
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=num_shards)
     settings = Settings(agent.config.rollout_length)

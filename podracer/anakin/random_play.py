@@ -8,14 +8,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer.environments import autoreset
+from podracer.environments import autoreset, tasks
 from podracer.types import Environment
 
 LANES, STEPS = 64, 1000
 
 
-def not_finite(environment: Environment) -> str:
-    """Names the observation or reward of an environment that is not finite under random actions; "" for neither."""
+def not_finite(environment: Environment | tasks.Tasks) -> str:
+    """Names the observation or reward of an environment that is not finite under random actions; "" for neither.
+
+    Of several tasks, the first that has one is named too.
+    """
+    for name, one in tasks.alone(environment).items():
+        if said := _not_finite(one):
+            return f"in {name}, {said}" if environment.spec.tasks else said
+    return ""
+
+
+def _not_finite(environment: Environment) -> str:
     space = environment.spec.action_space
 
     def bad(lanes: autoreset.Lane) -> jax.Array:

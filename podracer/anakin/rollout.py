@@ -40,8 +40,9 @@ class Settings(NamedTuple):
 
     Attributes:
       rollout_length: T.
-      reset_pool: initial environment states per shard to open episodes with. 0 makes a new state for every lane and
-        step; None does so too, but resets only lanes that are over where resets are costly, with equal results.
+      reset_pool: initial environment states per shard and task to open episodes with. 0 makes a new state for every
+        lane and step; None does so too, but resets only lanes that are over where resets are costly, with equal
+        results.
       lockstep: True learns from a rollout only after the next one is acted, as drivers do that act and learn side by
         side.
       evolves: True adds up the episodes of each member for population based training.

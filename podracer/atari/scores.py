@@ -52,7 +52,7 @@ def of_returns(returns: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     found = np.stack([(score - a) / (b - a) for score, a, b in zip(returns.values(), low, high)])
-    capped = np.stack([capped_scores(np.asarray(score), a, b) for score, a, b in zip(returns.values(), low, high)])
+    capped = np.minimum(found, 1.0)
     return {"capped_mean": capped.mean(axis=0), "mean": found.mean(axis=0), "median": np.median(found, axis=0)}
 
 

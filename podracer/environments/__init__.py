@@ -61,7 +61,7 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
         a space that is not supported.
     """
     if "," in name:
-        return _module_of_tasks().make(name.split(","), settings)
+        return _module_of_tasks().make(_module_of_tasks().split(name), settings)
     if name.startswith(REMOTE):
         raise ValueError(
             f"{name} is stepped by workers alone: train and resume need remote.listen (docs/remote.md), and what else "

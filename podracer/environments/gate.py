@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from podracer import spaces
-from podracer.types import ArrayTree, EnvSpec
+from podracer.types import ArrayTree, EnvSpec, HostStep
 
 MOST_CHANNELS = 4
 """An image has channels first if its first axis is at most this long, and its last axis longer."""
@@ -140,3 +141,31 @@ def _require(ok: np.ndarray, array: np.ndarray, name: str, problem: str) -> None
     if not ok.all():
         value = array[tuple(np.argwhere(~ok)[0])]
         raise ValueError(f"{name} is {value}, {problem}; widen the environment's space, or scale what it shows.")
+
+
+def check_rows(lanes: np.ndarray, rows: HostStep, spec: EnvSpec, num_lanes: int | None = None) -> None:
+    """Checks the first rows of host environments that return those of all lanes at once.
+
+    Args:
+      lanes: int [B]; whose rows they are.
+      rows: of the environments, [B].
+      spec: of the environments; messages have its name.
+      num_lanes: B; None for as many as there are rows.
+
+    Raises:
+      ValueError: where they are not of all lanes, or not what the spec says.
+    """
+    B = rows.scalars.shape[1] if num_lanes is None else num_lanes
+    if not np.array_equal(lanes, np.arange(B)):
+        raise ValueError(f"{spec.name} returned lanes {lanes}; actors need all {B}, in order, at every step.")
+    declared, received = (
+        {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(tree)}
+        for tree in (HostStep.zeros(spec, B), rows)
+    )
+    for name in sorted({*declared, *received}):
+        if declared.get(name) != received.get(name):
+            raise ValueError(
+                f"{spec.name}'s rows have {received.get(name, 'nothing')} in {name[1:]}, where its spec says "
+                f"{declared.get(name, 'nothing')}; [6, B] scalars need EnvSpec(raw_scores=True)."
+            )
+    check_choices(rows.observation, spec.observation_space)

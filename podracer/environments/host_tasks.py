@@ -6,13 +6,14 @@ task each, and batches of whatever comes from the queue).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from podracer.environments import tasks
+from podracer.environments import gate, tasks
 from podracer.types import ArrayTree, HostEnvironment, HostEnvironments, HostStep
 
 
@@ -20,12 +21,14 @@ class _Part(NamedTuple):
     """One of K makers of host environments.
 
     Attributes:
+      name: of the task.
       environments: the maker.
       index: k.
       num_actions: of its actions if all tasks together have more, else 0.
       metrics: places of the metrics of all tasks among its own.
     """
 
+    name: str
     environments: HostEnvironments
     index: int
     num_actions: int
@@ -62,19 +65,19 @@ class HostTasks:
         self.spec = spec = tasks.common_spec(names, [one.spec for one in found], tasks.TasksOptions(union, task_input))
         self._task_input = task_input
         self._parts = [
-            _Part(one, k, tasks.fewer_actions(spec, one.spec), [one.spec.metrics.index(name) for name in spec.metrics])
-            for k, one in enumerate(found)
+            _Part(name, one, k, tasks.fewer_actions(spec, one.spec), [one.spec.metrics.index(x) for x in spec.metrics])
+            for k, (name, one) in enumerate(zip(names, found))
         ]
         self.saved = all(getattr(one, "saved", False) for one in found)
 
     def alone(self) -> dict[str, HostEnvironments]:
         """Each task by itself, by name."""
         found: dict[str, HostEnvironments] = {}
-        for name, part in zip(self.spec.tasks, self._parts):
+        for part in self._parts:
             one = copy.copy(self)
             limit = part.environments.spec.max_episode_steps
-            one.spec, one._parts = self.spec._replace(name=name, max_episode_steps=limit, tasks=()), [part]
-            found.setdefault(name, one)
+            one.spec, one._parts = self.spec._replace(name=part.name, max_episode_steps=limit, tasks=()), [part]
+            found.setdefault(part.name, one)
         return found
 
     def shared_by(self, actors: int) -> HostTasks:
@@ -91,11 +94,23 @@ class HostTasks:
     def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> RunningTasks:
         """Starts B / K lanes of each task."""
         each = num_lanes // len(self._parts)
-        # No two lanes have one seed.
-        running = [
-            part.environments.make(each, seed + k * each, evaluation=evaluation) for k, part in enumerate(self._parts)
-        ]
-        return RunningTasks(self.spec, self._parts, running, self._rows(num_lanes))
+        running: list[HostEnvironment] = []
+        with contextlib.ExitStack() as made:  # closes the others where one cannot be made
+            for k, part in enumerate(self._parts):
+                # No two lanes have one seed.
+                running.append(part.environments.make(each, seed + k * each, evaluation=evaluation))
+                made.callback(running[-1].close)
+            together = RunningTasks(self.spec, self._parts, running, self._rows(num_lanes))
+            made.pop_all()
+        return together
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the makers that have some, `NAME/TASK`."""
+        found: dict[str, float] = {}
+        for part in self._parts:
+            of_part = getattr(part.environments, "metrics", None)
+            found |= {f"{name}/{part.name}": value for name, value in (of_part() if of_part else {}).items()}
+        return found
 
     def _rows(self, num_lanes: int) -> HostStep:
         """Rows of zeros [B] that say which task they are of, if they are to."""
@@ -116,12 +131,22 @@ class RunningTasks:
     """Running lanes, of which k::K are of the k-th of K batches (see `podracer.types.HostEnvironment`).
 
     All batches are sent their actions before any is waited for, so that those with threads of their own overlap.
+
+    Attributes:
+      spec: of all tasks.
+      wake: wakes all batches, if all can be woken; else None.
     """
 
     def __init__(self, spec: Any, parts: list[_Part], running: Sequence[HostEnvironment], rows: HostStep):
         self.spec, self._parts, self._running, self._rows = spec, parts, running, rows
         self._lanes = np.arange(rows.scalars.shape[1], dtype=np.int32)
         self._lanes_of_parts: list[np.ndarray] = []
+        # Whoever can be woken is not watched, so that one batch that cannot be leaves all to be watched.
+        self.wake = self._wake if all(getattr(one, "wake", None) for one in running) else None
+
+    def _wake(self) -> None:
+        for one in self._running:
+            one.wake()  # type: ignore[attr-defined]
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         # Arrays of its own at every step: the caller's are not written to again.
@@ -129,6 +154,9 @@ class RunningTasks:
         metrics: Any = np.empty_like(self._rows.metrics) if self.spec.metrics else ()
         K = len(self._parts)
         found = [one.recv() for one in self._running]
+        if not self._lanes_of_parts:
+            for part, (lanes, rows) in zip(self._parts, found):
+                gate.check_rows(lanes, rows, part.environments.spec._replace(name=part.name), len(self._lanes) // K)
         self._lanes_of_parts = [lanes for lanes, _ in found]
         for k, (part, (_, rows)) in enumerate(zip(self._parts, found)):
             wrapped = isinstance(shown, dict) and not isinstance(rows.observation, dict)
@@ -162,8 +190,9 @@ class RunningTasks:
             one.load(state)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        for one in self._running:
-            one.close()
+        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
+            for one in reversed(self._running):
+                closing.callback(one.close)
 
 
 def _copied(tree: ArrayTree) -> ArrayTree:

@@ -57,11 +57,14 @@ def common_spec(names: Sequence[str], specs: Sequence[EnvSpec], options: TasksOp
       options: of the tasks.
 
     Raises:
-      ValueError: for no task, a game for two, or spaces that differ and cannot be padded.
+      ValueError: for no task, a name that is no text or has a comma, a game for two, or spaces that differ and cannot
+        be padded.
     """
     if not specs:
         raise ValueError("no tasks: give at least one environment.")
     for name, spec in zip(names, specs):
+        if not isinstance(name, str) or not name or "," in name:
+            raise ValueError(f"a task is called {name!r}; use a text without commas, which join the names of tasks.")
         if spec.num_players != 1:
             raise ValueError(f"{name} is a game for two, which cannot be one of several tasks; train it by itself.")
     limits = [spec.max_episode_steps for spec in specs]
@@ -269,8 +272,17 @@ def parts(environment: Any) -> tuple[Environment, ...]:
 
 
 def alone(environment: Any) -> dict[str, Any]:
-    """Each task of an environment, or of host environments, by itself and by name; a single environment itself."""
+    """Each task of an environment, or of host environments, by itself and by name; a single environment itself.
+
+    Raises:
+      ValueError: for `EnvSpec.tasks` without `alone()`.
+    """
     if environment.spec.tasks:
+        if not hasattr(environment, "alone"):
+            raise ValueError(
+                f"{type(environment).__name__} has spec.tasks={environment.spec.tasks!r} and no alone(), which gives "
+                "each task by itself for its evaluation; add it, or use Tasks or HostTasks."
+            )
         return environment.alone()
     return {environment.spec.name: environment}
 

@@ -219,7 +219,7 @@ class Evaluator:
 
     def _evaluate(self, params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
         found = [self._members(play, params, seeds, watch) for play in self._plays.values()]
-        if len(found) == 1:
+        if not self._environment.spec.tasks:
             return found[0]
         return [together(dict(zip(self._plays, member))) for member in zip(*found)]
 

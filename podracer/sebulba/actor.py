@@ -21,7 +21,7 @@ from podracer.sebulba.actor_program import ActorCarry
 from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.sebulba.sharding import SpreadFn
 from podracer.system.children import interrupts_blocked
-from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
+from podracer.types import EpisodeStats, HostEnvironment, HostStep, Trajectory
 
 STAGES = ("environment", "inference", "transfer", "queue", "parameters")
 """Parts of an actor's time: stepping, acting, handing over, waiting for room, waiting for parameters."""
@@ -181,7 +181,7 @@ class Actor(threading.Thread):
         buffer = context.begin[self.device](carry)
         queued = 0.0
         lanes, step = environment.recv()
-        _check_rows(lanes, step, environment.spec)
+        gate.check_rows(lanes, step, environment.spec)
         fault = not_finite(lanes, step, 0)
         self.waiting_since = None
         while True:
@@ -244,25 +244,3 @@ def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> 
             name = f"observation{jax.tree_util.keystr(path)}"
             return f"the environment's {name} is not finite in row {t} of a rollout, lane {lanes[bad][0]} of its actor"
     return ""
-
-
-def _check_rows(lanes: np.ndarray, step: HostStep, spec: EnvSpec) -> None:
-    """Checks the first rows of an environment.
-
-    Raises:
-      ValueError: where they are not of all lanes, or not what the spec says.
-    """
-    B = step.scalars.shape[1]
-    if not np.array_equal(lanes, np.arange(B)):
-        raise ValueError(f"the environment returned lanes {lanes}; actors need all {B}, in order, at every step.")
-    declared, received = (
-        {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(rows)}
-        for rows in (HostStep.zeros(spec, B), step)
-    )
-    for name in sorted({*declared, *received}):
-        if declared.get(name) != received.get(name):
-            raise ValueError(
-                f"{spec.name}'s rows have {received.get(name, 'nothing')} in {name[1:]}, where its spec says "
-                f"{declared.get(name, 'nothing')}; [6, B] scalars need EnvSpec(raw_scores=True)."
-            )
-    gate.check_choices(step.observation, spec.observation_space)

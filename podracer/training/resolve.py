@@ -171,7 +171,7 @@ def _environment(
     if (things := task_lists.split(environment)) is not None:
         # Of the options, those that were given: tasks may have other defaults of one name.
         name, options = environment if isinstance(environment, str) else "", configs.to_json(dict(env_options or {}))
-        environment, wrap = task_lists.make(things, env_options or {}, wrap), []
+        environment, wrap = task_lists.make(things, env_options or {}, wrap, testing.validate_protocol), []
     elif isinstance(environment, str):
         name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
         environment = None if unknown_here else environments.make(environment, **(env_options or {}))

@@ -284,8 +284,10 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A maker of host environments: every actor thread and every evaluation makes its own.
 
-    Four things are optional:
+    Five things are optional:
 
+    *   `alone() -> dict[str, HostEnvironments]`, each task by itself and by name, to evaluate it; needed where
+        `EnvSpec.tasks` is set.
     *   `shared_by(actors) -> HostEnvironments`, the same for several actors in parallel: environments with threads of
         their own can share the cores.
     *   `lanes_at_once(num_lanes) -> int | None`: the number of lanes in a `recv`, None for all.

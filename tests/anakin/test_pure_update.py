@@ -14,6 +14,7 @@ import pytest
 import envs_jax
 from podracer import agents, anakin
 from podracer.anakin import loop
+from podracer.environments.tasks import Tasks
 from podracer.types import Agent
 from tests.support import counting, harness
 
@@ -82,6 +83,14 @@ def test_parameters_of_an_environment_without_them_are_refused() -> None:
     update = anakin.update(agent_of("vtrace"), COUNTING, num_envs=B)
     with pytest.raises(ValueError, match="parameters: counting takes none"):
         update.init(0, parameters=jnp.float32(1))
+
+
+def test_lanes_that_do_not_divide_among_tasks_are_refused() -> None:
+    tasks = Tasks({"one": COUNTING, "other": COUNTING})
+    with pytest.raises(
+        ValueError, match="num_envs=6: 3 lanes of a shard do not divide among 2 tasks; use num_envs=4 or"
+    ):
+        anakin.update(agent_of("vtrace"), tasks, num_envs=6, num_shards=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.nightly

@@ -18,8 +18,9 @@ import pytest
 import podracer
 from envs_jax import make, wrappers
 from podracer import agents, environments, spaces
-from podracer.anakin import rollout
+from podracer.anakin import random_play, rollout
 from podracer.environments import task_lists
+from podracer.environments import tasks as task_module
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.environments.host_tasks import HostTasks
 from podracer.environments.tasks import Tasks
@@ -152,18 +153,6 @@ def test_equal_tasks_are_one() -> None:
         np.testing.assert_array_equal(means["episode/return"], whole["episode/return"])
 
 
-class Host:
-    """Host environments in NumPy, one of `Told`; `log` is told of every call."""
-
-    def __init__(self, told: Told, log: list[Any], raw: bool = False):
-        self.told, self.log, self.raw = told, log, raw
-        self.spec = told.spec._replace(raw_scores=raw)
-
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
-        self.log.append(("make", num_lanes, seed, evaluation))
-        return HostRunning(self, num_lanes)
-
-
 class HostRunning:
     def __init__(self, parent: Host, num_lanes: int):
         self.parent, self.spec = parent, parent.spec
@@ -186,6 +175,20 @@ class HostRunning:
 
     def close(self) -> None:
         self.parent.log.append(("close", self.parent.told.code))
+
+
+class Host:
+    """Host environments in NumPy, one of `Told`; `log` is told of every call."""
+
+    running: type[HostRunning] = HostRunning
+
+    def __init__(self, told: Told, log: list[Any], raw: bool = False):
+        self.told, self.log, self.raw = told, log, raw
+        self.spec = told.spec._replace(raw_scores=raw)
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
+        self.log.append(("make", num_lanes, seed, evaluation))
+        return self.running(self, num_lanes)
 
 
 def test_rows_of_the_host() -> None:
@@ -270,6 +273,135 @@ def test_pure_jax_is_as_the_host() -> None:
         harness.assert_same(
             bandits.step(state, jnp.int32(action), key)[0], bandit.step(state, jnp.int32(acts_as), key)[0]
         )
+
+
+def test_the_task_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_play, "STEPS", 2)
+    monkeypatch.setattr(random_play, "LANES", 2)
+    bad = Told(float("inf"))
+    said = "in bad, the environment's observation is not finite after 0 steps of random actions"
+    assert random_play.not_finite(Tasks({"good": Told(), "bad": bad})) == said
+    assert random_play.not_finite(bad) == said.removeprefix("in bad, ")  # type: ignore[arg-type]
+
+
+class FaultyRunning(HostRunning):
+    """Rows that are not what the spec says, or not of all lanes."""
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        lanes, rows = super().recv()
+        match self.parent.told.code:
+            case 1.0:
+                return lanes[::-1], rows
+            case 2.0:
+                return lanes[:1], jax.tree.map(lambda x: x[..., :1], rows)
+            case 3.0:
+                return lanes, rows._replace(observation=rows.observation[:, :1])
+        return lanes, rows._replace(observation=rows.observation.astype(np.float64))
+
+
+class Faulty(Host):
+    running = FaultyRunning
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (1.0, r"faulty returned lanes \[1 0\]; actors need all 2, in order"),
+        (2.0, r"faulty returned lanes \[0\]; actors need all 2, in order"),
+        (3.0, r"faulty's rows have float32\[2, 1\] in observation, where its spec says float32\[2, 2\]"),
+        (4.0, r"faulty's rows have float64\[2, 2\] in observation, where its spec says float32\[2, 2\]"),
+    ],
+)
+def test_rows_of_a_task_that_are_not_what_its_spec_says(code: float, message: str) -> None:
+    running = HostTasks({"right": Host(Told(), []), "faulty": Faulty(Told(code), [])}).make(4, 0)
+    with pytest.raises(ValueError, match=message):
+        running.recv()
+
+
+class ShutRunning(HostRunning):
+    """Can be woken, and fails to close."""
+
+    def wake(self) -> None:
+        self.parent.log.append(("wake", self.parent.told.code))
+
+    def close(self) -> None:
+        super().close()
+        raise OSError("closed badly")
+
+
+class Shut(Host):
+    """Has numbers to log, and no lanes where its code is 2."""
+
+    running = ShutRunning
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
+        if self.told.code == 2.0:
+            raise ValueError("no lanes today")
+        return super().make(num_lanes, seed, evaluation=evaluation)
+
+    def metrics(self) -> dict[str, float]:
+        return {"busy": self.told.code}
+
+
+def test_tasks_are_logged_woken_and_closed() -> None:
+    log: list[Any] = []
+    one, other = Shut(Told(1.0), log), Shut(Told(3.0), log)
+    tasks = HostTasks({"one": one, "other": other})
+    assert tasks.metrics() == {"busy/one": 1.0, "busy/other": 3.0}
+    assert HostTasks([Host(Told(), log)]).metrics() == {}
+    running = tasks.make(2, 0)
+    assert running.wake
+    running.wake()
+    assert log[-2:] == [("wake", 1.0), ("wake", 3.0)]
+    assert HostTasks({"one": one, "host": Host(Told(), log)}).make(2, 0).wake is None
+    with pytest.raises(OSError, match="closed badly"):
+        running.close()
+    assert log[-2:] == [("close", 1.0), ("close", 3.0)], "both"
+    # One that cannot be made closes those that were.
+    with pytest.raises(ValueError, match="no lanes today"):
+        HostTasks({"host": Host(Told(5.0), log), "two": Shut(Told(2.0), log)}).make(2, 0)
+    assert log[-1] == ("close", 5.0)
+
+
+def test_tasks_without_each_by_itself_are_refused() -> None:
+    class Own:
+        spec = Told().spec._replace(tasks=("one", "other"))
+
+    with pytest.raises(ValueError, match=r"Own has spec.tasks=\('one', 'other'\) and no alone\(\)"):
+        task_module.alone(Own())
+
+
+def test_options_of_tasks_that_share_no_base() -> None:
+    """Options of classes that no order of bases joins."""
+    for names in ("memory_maze,minigrid_multi_room", "minigrid_multi_room,memory_maze"):
+        cls, separate = environments.options(names), map(environments.options, names.split(","))
+        every = {field.name for one in separate for field in dataclasses.fields(one)}
+        assert {field.name for field in dataclasses.fields(cls)} == every | {"union", "task_input"}
+        cls()
+        # Command lines show these.
+        assert all(f"\n  {name}: " in str(cls.__doc__) for name in ("union", "task_input", "view", "num_rooms"))
+    with pytest.raises(ValueError, match=r"OptionsOfAllTasks.union='all'"):
+        cls(union="all")
+
+
+def test_names_of_tasks() -> None:
+    assert task_lists.text("catch, cartpole ") == task_lists.text(["catch", " cartpole"]) == "catch,cartpole"
+    with pytest.raises(ValueError, match="'catch,,cartpole' has an empty name between commas"):
+        environments.options("catch,,cartpole")
+    for name in (3, "one,other", ""):
+        with pytest.raises(ValueError, match=f"a task is called {name!r}; use a text without commas"):
+            Tasks({name: Told()})  # type: ignore[dict-item]
+
+
+def test_a_mistake_of_an_environment_is_its_own() -> None:
+    class Unfinished:
+        spec = Told().spec
+
+        def observe(self, state: Any) -> Any:
+            return state
+
+    with pytest.raises(TypeError, match=r"Unfinished.reset is missing"):
+        podracer.train("vtrace", [Told(), Unfinished()], wrap=["flatten"])
 
 
 @pytest.mark.slow

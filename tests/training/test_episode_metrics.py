@@ -14,11 +14,11 @@ import pytest
 
 from envs_jax import gym, testing
 from podracer import agents
-from podracer.environments import adopt
+from podracer.environments import adopt, gate
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.environments.gymnasium import GymnasiumOptions
 from podracer.run.driver import episode_means
-from podracer.sebulba import actor, actor_program
+from podracer.sebulba import actor_program
 from podracer.types import EnvSpec, EpisodeStats, HostStep, Transition
 from tests.support import counting, harness
 
@@ -109,15 +109,15 @@ def test_rows_that_are_not_what_the_spec_says() -> None:
     spec, zeros = Measured().spec, np.zeros(2)
     row = HostStep.of(np.zeros((2, 3), np.float32), zeros, zeros > 0, zeros == 0, zeros > 0, metrics=np.zeros((3, 2)))
     lanes = np.arange(2)
-    actor._check_rows(lanes, row, spec)
+    gate.check_rows(lanes, row, spec)
     with pytest.raises(ValueError, match=r"rows have nothing in metrics, where its spec says float32\[3, 2\]"):
-        actor._check_rows(lanes, row._replace(metrics=()), spec)
+        gate.check_rows(lanes, row._replace(metrics=()), spec)
     with pytest.raises(ValueError, match=r"float64\[2, 3\] in observation, where its spec says float32\[2, 3\]"):
-        actor._check_rows(lanes, row._replace(observation=np.zeros((2, 3))), spec)
+        gate.check_rows(lanes, row._replace(observation=np.zeros((2, 3))), spec)
     with pytest.raises(ValueError, match=r"\[6, 2\] in scalars.*raw_scores=True"):
-        actor._check_rows(lanes, row._replace(scalars=np.zeros((6, 2), np.float32)), spec)
+        gate.check_rows(lanes, row._replace(scalars=np.zeros((6, 2), np.float32)), spec)
     with pytest.raises(ValueError, match="need all 2, in order"):
-        actor._check_rows(lanes[::-1], row, spec)
+        gate.check_rows(lanes[::-1], row, spec)
 
 
 class Talkative(gymnasium.Env):
