@@ -243,8 +243,15 @@ def test_a_warning_ends_a_notebook(notebooks, tmp_path):
         notebooks.executed(notebook, tmp_path, os.environ | {"PYTHONWARNINGS": WARNINGS}, seconds=60)
 
 
+LONG = ("6_meta_gradients", "7_many_processes")
+"""Notebooks that take a minute or more."""
+
+
 @pytest.mark.slow
-@by_name
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.nightly if path.stem in LONG else (), id=path.stem) for path in PATHS],
+)
 def test_a_notebook_runs(path, notebooks, tmp_path):
     pytest.importorskip("nbclient")
     notebook = notebooks.read(path)

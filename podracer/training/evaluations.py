@@ -66,8 +66,11 @@ class Evaluations:
         self.cut = False
 
     def prepare(self, state: RunState) -> None:
-        """Begins to compile the evaluation of such states, in a thread."""
-        if self._processes.is_first:
+        """Begins to compile the evaluation of such states, in a thread.
+
+        Not in a pod: its processes gather the parameters together.
+        """
+        if self._processes.count == 1:
             self._evaluator.prepare(actor_params(self._experiment, state), self._experiment.run.population)
 
     def are_due(self, env_steps: int) -> bool:

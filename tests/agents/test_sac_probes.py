@@ -96,6 +96,7 @@ def actions(agent: Agent, learner: LearnerState, x: float, evaluation: bool) -> 
     return np.asarray(act(params, memory, rows, jax.random.key(7), evaluation)[0])[:, 0]
 
 
+@pytest.mark.nightly
 def test_a_bandits_alpha_and_std_are_those_of_its_target_entropy() -> None:
     """Reward -(a - x)^2: the law is a Gaussian of variance alpha / 2, and one of entropy -1 has the std 0.0890."""
     agent, (learner,) = trained(probes.ContinuousAction(), 14_000, alpha_init=0.1)
@@ -119,6 +120,7 @@ def test_the_gain_of_a_linear_quadratic_regulator() -> None:
     assert actions(agent, learner, 0.3, evaluation=False).std() == pytest.approx(0.0890, rel=0.15)
 
 
+@pytest.mark.nightly
 def test_a_truncation_is_not_the_end() -> None:
     """Taken for the end, Q would be 3.077."""
     environment = TruncatedReward()

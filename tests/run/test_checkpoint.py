@@ -132,7 +132,11 @@ def test_only_the_newest_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [pytest.param(damage, marks=pytest.mark.slow) for damage in (flip, delete, truncate)]
+    "damage",
+    [
+        pytest.param(flip, marks=pytest.mark.slow),
+        *(pytest.param(damage, marks=[pytest.mark.slow, pytest.mark.nightly]) for damage in (delete, truncate)),
+    ],
 )
 def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capfd):
     noticed = 0
