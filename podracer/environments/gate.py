@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from podracer import spaces
@@ -155,6 +154,8 @@ def check_rows(lanes: np.ndarray, rows: HostStep, spec: EnvSpec, num_lanes: int 
     Raises:
       ValueError: where they are not of all lanes, or not what the spec says.
     """
+    import jax  # not needed by processes that only step environments
+
     B = rows.scalars.shape[1] if num_lanes is None else num_lanes
     if not np.array_equal(lanes, np.arange(B)):
         raise ValueError(f"{spec.name} returned lanes {lanes}; actors need all {B}, in order, at every step.")

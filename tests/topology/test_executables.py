@@ -92,7 +92,9 @@ def test_a_program_is_loaded_for_its_own_devices(tmp_path):
         "from tests.topology import test_executables as tests; "
         f"tests.on_two_devices(tests.executables.Executables(pathlib.Path({str(tmp_path / 'programs')!r}), 'a'))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    root = pathlib.Path(__file__).parents[2]
+    variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=variables)
 
 
 @pytest.mark.parametrize(
