@@ -162,6 +162,8 @@ def test_a_position_that_is_turned_is_a_position(name: str) -> None:
 # Acting.
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("search", ["gumbel", pytest.param("puct", marks=pytest.mark.slow)])
 def test_moves_are_legal_and_so_are_policies(search: Any) -> None:
     agent, (game, states) = made(search=search), positions()

@@ -430,6 +430,7 @@ def test_decay_is_behind_the_clip(name: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_warms_up_and_falls_behind_the_last_step() -> None:
     """The first steps of SGD are as large as the learning rate says."""
     agent = learning()

@@ -270,6 +270,8 @@ def test_first_priorities_are_the_errors_of_recorded_values() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_targets_are_copied_every_so_many_updates() -> None:
     agent, learner = searching()
     assert agent.target_params is not None
@@ -286,6 +288,8 @@ def test_targets_are_copied_every_so_many_updates() -> None:
         assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (copied, learner.params)))) == (number % 3 > 0)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_actions_are_drawn_by_visits_at_temperatures_that_fall() -> None:
     agent, B = made(dirichlet_fraction=0.5, dirichlet_alpha=1.0, simulations=12), 4000
     learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))

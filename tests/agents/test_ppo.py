@@ -374,6 +374,7 @@ def test_before_the_first_step_every_ratio_is_1(core: Any, chunk_length: int) ->
     assert metrics["policy/entropy"] < 0.95 * np.log(A)
 
 
+@pytest.mark.slow
 def test_chunks_have_the_loss_of_lanes() -> None:
     """One step on all units; the gradient ends with a chunk."""
     common = {"rollout_length": LONG, "core": "mingru", "core_size": 4, "separate": False, **ONCE}
@@ -429,6 +430,7 @@ def test_observations_are_normalised_by_what_was_seen() -> None:
     harness.assert_same(published.aux[0], moments)
 
 
+@pytest.mark.slow
 def test_rewards_are_scaled_by_the_deviation_of_returns() -> None:
     """The running discounted return restarts with every episode and goes on over rollouts."""
     gamma = 0.8
@@ -490,6 +492,7 @@ def test_dicts_can_be_normalised() -> None:
         np.testing.assert_allclose(moments.variance, x.var((0, 1)), rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_clipped_rewards_are_those_of_an_environment_that_clips() -> None:
     """All of it: acting (the running return) and learning."""
     _, learner, record, learn = made(small(clip_rewards=True, normalize_rewards=True))

@@ -159,6 +159,8 @@ def test_an_update_is_the_hand_written_one() -> None:
     assert float(metrics["grad/learning_rate"]) == pytest.approx(0.075)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("core", ["mingru", pytest.param("gtrxl", marks=pytest.mark.slow)])
 def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     """Two steps on three lanes each, from the state that acting had: the gradients of a loss written out here."""

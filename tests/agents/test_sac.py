@@ -84,7 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     "name",
-    ["sac", "td3", "categorical", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mean", "categorical mean"))],
+    ["sac", "td3", *(pytest.param(x, marks=pytest.mark.slow) for x in ("categorical", "mean", "categorical mean"))],
 )
 def test_updates_are_those_of_the_reference(name: str) -> None:
     """Critics, policy, alpha, targets and statistics after 20 updates of NumPy's."""
@@ -248,6 +248,8 @@ def acted(agent: Agent, version: int, memory: Any = None, first: Any = None, key
     return np.asarray(actions), memory
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_actions_are_uniform_before_the_first_update() -> None:
     agent = made(policy="deterministic", **SMALL)
     random, _ = acted(agent, 0)

@@ -112,6 +112,7 @@ def test_a_bandits_alpha_and_std_are_those_of_its_target_entropy() -> None:
     np.testing.assert_allclose(stds, 0.0890, rtol=0.25)
 
 
+@pytest.mark.nightly
 def test_the_gain_of_a_linear_quadratic_regulator() -> None:
     agent, (learner,) = trained(LinearQuadratic(), 20_000, discount=GAMMA, alpha_init=0.1)
     low, high = (actions(agent, learner, x, evaluation=True)[0] for x in (-0.7, 0.7))

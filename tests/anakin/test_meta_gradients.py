@@ -130,6 +130,7 @@ def test_adams_gradients_are_finite_with_eps_root() -> None:
     assert not np.isfinite(gradient(0.0)["discount"])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_gradient_passes_the_environment() -> None:
     """The sum of Pendulum's rewards, by the parameters of PPO's Gaussian policy: samples move with them."""

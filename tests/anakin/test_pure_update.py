@@ -39,7 +39,12 @@ def progress_of(member: loop.Member) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    "name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("pqn", marks=NIGHTLY)]
+    "name",
+    [
+        pytest.param("vtrace", marks=pytest.mark.slow),
+        pytest.param("ppo", marks=NIGHTLY),
+        pytest.param("pqn", marks=NIGHTLY),
+    ],
 )
 def test_steps_are_the_programs_updates(name: str) -> None:
     """Bit by bit: learner, actors, counts, and the sums of metrics and episodes."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from podracer import spaces
 from podracer.environments import autoreset
@@ -123,6 +124,7 @@ def lanes_and_keys(over: np.ndarray) -> Any:
     return made._replace(timestep=made.timestep._replace(last=jnp.asarray(over))), *keys[1:]
 
 
+@pytest.mark.slow
 def test_only_lanes_that_are_over_are_reset_with_the_same_result() -> None:
     """Alone, and under vmap over shards and members, where all their lanes share one loop."""
     rng, size = np.random.default_rng(0), autoreset.RESETS_AT_ONCE_ON_CPU

@@ -147,6 +147,7 @@ RUN = RunConfig(total_steps=60, num_envs=2, eval_episodes=2, seed=1)
 CONFIG = {"rollout_length": 10, "hidden_sizes": (8,)}
 
 
+@pytest.mark.slow
 def test_train_and_load(tmp_path):
     """The run remembers its options, but not the object."""
     options = {"max_episode_steps": 4, "metrics": ("halfway",)}

@@ -128,6 +128,7 @@ def test_rows_of_a_pool_of_states() -> None:
         check_rows(trajectory, episodes)
 
 
+@pytest.mark.slow
 def test_one_task_is_none() -> None:
     """The same program, whatever the resets."""
 

@@ -297,6 +297,8 @@ def test_a_grid_by_parameters_is_the_one_by_options(task: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, same, traced)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_parameters_are_drawn_within_their_grid() -> None:
     grid = Gridworld(GridworldOptions(height=4, width=5))
     drawn = jax.jit(jax.vmap(grid.parameters))(jax.random.split(jax.random.key(0), 500))

@@ -99,6 +99,8 @@ def test_the_optimum_takes_the_cue_and_nothing_else_will_do(options, num_episode
     assert longest <= 4 * (options.num_rooms - 1) + 1
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2]])
 def test_nothing_but_the_first_observation_and_the_last_reward_depends_on_the_cue(options):
     """An agent without memory earns at most 0 for this reason: only one of the cues makes its entries right."""

@@ -349,6 +349,8 @@ def test_bad_options_name_field_value_and_remedy(options, field, value, remedy):
         options(**{field: value})
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_pictures_show_the_agent():
     state = jax.tree.map(lambda x: x[0], starts("doorkey", {"size": 5}, 1))
     environment = make("doorkey", size=5)

@@ -137,6 +137,8 @@ def ahead(run: Run, updates: int) -> dict[str, float]:
     return {name: float(x) for name, x in sums[0].items()}
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("group", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_targets_are_as_old_as_the_closed_forms_say(group: int) -> None:
     """(interval - 1) / 2 updates, and G more where a group is prepared ahead."""
@@ -166,6 +168,8 @@ def refreshed(run: Run) -> list[tuple[int, float, float]]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_priorities_are_never_older_than_two_sweeps() -> None:
     """The bound holds whatever is added between the parts of a sweep."""
     run = Run(spec_of(updates_per_draw=2, refresh_interval=10))
@@ -176,6 +180,8 @@ def test_priorities_are_never_older_than_two_sweeps() -> None:
     assert refreshed(run)[-1][1] == 58 - 30, "what is not renewed shows"
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_sweep_makes_no_update_writes_over() -> None:
     """Priorities that learning finds (1 here) are told and not written, where sweeps renew them; else they are written."""
     for interval, written in ((0, True), (10, False)):

@@ -294,6 +294,7 @@ def test_episode_sums_are_those_of_the_rows():
     np.testing.assert_allclose(total, (lengths * (lengths + 1) / 2).sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_memory_and_what_was_recorded_belong_to_their_rows(name):
     """With a learning rate of 0, unrolling the network from `actor_state` gives the recorded log-probabilities."""
@@ -417,6 +418,7 @@ def test_environments_hear_how_many_share_the_machine():
     assert heard == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vtrace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "ppo"))])
 @pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):

@@ -231,6 +231,7 @@ def test_a_stop_reaches_every_wait(where, monkeypatch):
     assert time.monotonic() - requested[0] < 4.0
 
 
+@pytest.mark.slow
 def test_a_slow_learner_holds_up_its_actors(monkeypatch):
     """Queue and policy lag stay bounded, and are in the metrics."""
     learn = learner_loop.Learner.learn

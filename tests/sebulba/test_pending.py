@@ -140,6 +140,8 @@ def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environme
     assert int(final.replay_state.counts.draws) == int(final.learner.num_updates[0]) > 2 * DUE
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mode", "threads"),
     [

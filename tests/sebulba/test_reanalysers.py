@@ -287,6 +287,7 @@ def elsewhere(function, directory):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_they_are_as_learners_that_reanalyse(tmp_path):
     elsewhere(on_five_devices, tmp_path)
 

@@ -239,6 +239,7 @@ def waves(programs, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_waves_have_one_program(waves, programs):
     """So the cache of compilations has it from the second wave on."""
     assert len(programs) >= 3
@@ -265,6 +266,7 @@ def test_members_of_waves_are_single_runs_of_their_numbers_and_seeds(waves):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_waves_together_are_one_wave(waves, tmp_path):
     one = podracer.sweep("vtrace", "catch", at_once=64, out=tmp_path / "s", **GRID)
     assert scores(one) == scores(waves)

@@ -145,6 +145,7 @@ def test_too_few_episodes_are_counted_on(runs):
     assert runs.rows("a")[2]["fitness"] == pytest.approx(0.2), "of the newest generation alone"
 
 
+@pytest.mark.slow
 def test_missing_partial_and_foreign_members_are_passed_over_with_a_line_each(runs):
     population = runs.root / "population"
     for name in ("partial", "unreadable", "missing"):
