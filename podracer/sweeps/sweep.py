@@ -81,7 +81,7 @@ def sweep(
       ValueError: for anything wrong in what was asked, or another sweep in the directory.
       Interrupted: where Ctrl-C or SIGTERM stopped a wave.
       TrainingDivergedError: where all configurations have diverged.
-      And as `podracer.train`.
+      OSError: and all else that `podracer.train` raises.
     """
     for name, advice in OWN.items():
         if name in settings:

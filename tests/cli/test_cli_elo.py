@@ -36,7 +36,7 @@ def _programs_are_shared():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("games") / "ttt"
-    assert run(f"{TRAIN} --total-steps {TOTAL} --run-dir {directory}") == 0
+    assert run(f"{TRAIN} --total-steps {TOTAL} --checkpoint-every {TOTAL // 5} --run-dir {directory}") == 0
     return directory
 
 

@@ -256,13 +256,14 @@ def test_every_lane_has_a_seed_of_its_own(tmp_path):
     seen = []
     for seed in (0, 1):
         environments = hosts.Steps()
-        train(environments, actor_threads=2, num_envs=8, seed=seed, run_dir=tmp_path / str(seed), mode="async")
+        settings = {"actor_threads": 2, "num_envs": 8, "seed": seed, "run_dir": tmp_path / str(seed)}
+        train(environments, mode="async", checkpoint_every=80, **settings)
         resumed = hosts.Steps()
         # The last checkpoint goes, so that there is something left to do.
         checkpoints = tmp_path / str(seed) / "checkpoints"
         newest = max(checkpoints.iterdir(), key=lambda path: int(path.name))
         newest.rename(tmp_path / f"{seed}-{newest.name}")
-        train(resumed, actor_threads=2, num_envs=8, seed=seed, run_dir=tmp_path / str(seed), resume=True)
+        train(resumed, resume=True, **settings)
         seen += environments.seeds + resumed.seeds
     lanes = [first + i for first, lanes in seen for i in range(lanes)]
     assert len(lanes) > 30
