@@ -11,8 +11,10 @@ import numpy as np
 from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
-FLOOR, FLOOR_2 = np.array([36, 40, 54], np.uint8), np.array([42, 47, 63], np.uint8)
-GOOD, BAD = np.array([96, 211, 148], np.uint8), np.array([239, 108, 96], np.uint8)
+FLOOR = np.array([36, 40, 54], np.uint8)
+FLOOR_2 = np.array([42, 47, 63], np.uint8)
+GOOD = np.array([96, 211, 148], np.uint8)
+BAD = np.array([239, 108, 96], np.uint8)
 AGENT = np.array([96, 165, 250], np.uint8)
 CUES = np.array([[255, 215, 64], [190, 140, 255]], np.uint8)
 
