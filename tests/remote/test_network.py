@@ -36,9 +36,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                self._open.append(near)  # also where nobody answers at the other end
                 host, port = self._target.rsplit(":", 1)
                 far = socket.create_connection((host, int(port)))
-                self._open += [near, far]
+                self._open.append(far)
                 limit = next(self._limits, None)
                 up, down = (None, -limit) if limit is not None and limit < 0 else (limit, None)
                 threading.Thread(target=self._pass, args=(near, far, up), daemon=True).start()
