@@ -3,7 +3,7 @@
     python benchmarks/pbt.py [catch cartpole] [--seeds 3] [--runs DIR]
 
 V-trace, 16 members, whose learning rates are drawn from [1e-5, 1e-1], uniformly in the logarithm. The members go on
-with them, "fixed", or evolve by either rule over 30 generations. Writes the greedy returns of all members at the end to
+with them, "fixed", or evolve by either rule. Writes the greedy returns of all members at the end to
 `benchmarks/results/pbt.json`, returns over training to `pbt-ENV.png`, and the numbers and the lineage of one population
 to `pbt-population.png`. The exit code says whether every bound of `TASKS` holds, and every seed is better than without.
 
@@ -26,7 +26,7 @@ from podracer.bench import measure
 from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-MEMBERS, LANES, GENERATIONS = 16, 32, 30
+MEMBERS, LANES = 16, 32
 RATES = (1e-5, 1e-1)
 ARMS = ("fixed", "truncation", "impala")
 
@@ -37,18 +37,24 @@ class Task:
 
     Attributes:
       steps: of each member.
+      generations: in that time.
       score: returns that count as 0 and as 1.
       mean: of the members' greedy returns at the end, at least.
       best: of the best member, at least.
     """
 
     steps: int
+    generations: int
     score: tuple[float, float]
     mean: float
     best: float
 
 
-TASKS = {"catch": Task(300_000, (-1.0, 1.0), 0.95, 0.95), "cartpole": Task(600_000, (0.0, 500.0), 420.0, 475.0)}
+# CartPole has not settled after 600,000 steps: six populations under IMPALA's rule ended between 370 and 500.
+TASKS = {
+    "catch": Task(300_000, 30, (-1.0, 1.0), 0.95, 0.95),
+    "cartpole": Task(1_000_000, 50, (0.0, 500.0), 420.0, 475.0),
+}
 
 
 def train(env: str, arm: str, seed: int, run_dir: pathlib.Path) -> podracer.Result:
@@ -56,7 +62,7 @@ def train(env: str, arm: str, seed: int, run_dir: pathlib.Path) -> podracer.Resu
     task = TASKS[env]
     low, high = np.log(RATES)
     rates = np.exp(np.random.default_rng(seed).uniform(low, high, MEMBERS))
-    settings: dict[str, Any] = {"interval": task.steps // GENERATIONS, "rule": arm, "score": task.score}
+    settings: dict[str, Any] = {"interval": task.steps // task.generations, "rule": arm, "score": task.score}
     return podracer.train(
         "vtrace",
         env,
@@ -132,7 +138,6 @@ def main() -> int:
     settings = {
         "members": MEMBERS,
         "lanes": LANES,
-        "generations": GENERATIONS,
         "rates": RATES,
         "seeds": arguments.seeds,
     }
