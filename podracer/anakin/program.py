@@ -203,6 +203,7 @@ class _States:
         hyper = {name: jax.ShapeDtypeStruct((population,), jnp.float32) for name in self._agent.hyper}
         state = jax.eval_shape(self._init_without_ring, jax.ShapeDtypeStruct((population,), jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
+        # The ring is made apart, for its shapes follow from a rollout, which is only traced here.
         state = state._replace(replay_state=state.replay_state._replace(ring=self._rings(one)))
         if self._settings.evolves:
             state = state._replace(evolution=self._evolution(one))
@@ -236,6 +237,7 @@ class _States:
         """Makes a device's part of a state, without the ring: its own shards, and the learner that all devices make."""
         own = self._layout.num_shards // self._layout.mesh.shape[DATA_AXIS]
         shards = own * lax.axis_index(DATA_AXIS) + jnp.arange(own, dtype=jnp.int32)
+        # A vmap over one member would turn its products of matrices into batched ones.
         if seeds.shape[0] == 1:
             member = self._init_member(seeds[0], {name: value[0] for name, value in hyper.items()}, shards)
             return jax.tree.map(lambda x: x[None], member).to_state(self._learning.counts())

@@ -103,6 +103,7 @@ class Update:
         Raises:
           ValueError: as in `init`.
         """
+        # Meta-gradients pass through `hyper` (Xu et al. 2018): it replaces the member's numbers for this update.
         own = member.learner.hyper
         member = member._replace(learner=member.learner._replace(hyper=self._with_numbers(own, hyper)))
         function = jax.checkpoint(self._step) if self.remat else self._step
@@ -144,6 +145,7 @@ class Update:
             actors, trajectory, episodes, transitions, _ = shard.act(member.learner, actors, progress)
             return (actors, trajectory), collectives.global_sum((episodes, transitions))
 
+        # The sums are over all shards, so that no shard has an axis of its own in them.
         (actors, trajectory), (episodes, transitions) = jax.vmap(act, axis_name="shard", out_axes=(0, None))(
             member.actors
         )

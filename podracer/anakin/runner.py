@@ -139,6 +139,7 @@ def run(
                 state = milestone(state)
         return state
 
+    # A run that was stopped during its last updates is resumed with them.
     if final_draws and reader.env_steps >= total_steps and int(state.replay_state.counts.pending_updates):
         state = finish(state)
         if reader.stopped:
@@ -147,10 +148,12 @@ def run(
     while reader.env_steps < total_steps:
         target = hooks.next_milestone(reader.env_steps)
         while reader.env_steps < target and not (reader.stopped or reader.saves):
+            # The device computes this call while the host reads the report of the last one.
             state, report = compiled.call(state, limits(target, total_steps, vote(per_call)))
             if pending is not None:
                 per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = report
+        # The call in flight changed nothing if the one before had reached the milestone: all is read.
         if pending is not None:
             per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = None
@@ -203,6 +206,7 @@ class _Reader:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         updates = int(np.max(report.updates))
+        # A call after a milestone or a stop did nothing, and has nothing to tell.
         if not updates:
             return per_call
         steps = counter_values(report.env_steps)
@@ -214,5 +218,6 @@ class _Reader:
             raise TrainingDivergedError.of(metrics, self.env_steps, self._updates, culprit)
         metrics |= episode_means(report.episodes, self._tasks)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
+        # Calls grow by 4 at most, since the first seconds of a process say little about the next.
         per_update = max(seconds / updates, 1e-6)
         return max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))

@@ -258,12 +258,14 @@ def _learn_with_replay(steps: Steps) -> LearnFn:
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+        # Add first, so that an update may draw the rows of its own rollout.
         counts, ring, add_metrics = steps.add(counts, ring, trajectory, actor_index)
         if steps.run_pending_updates:
             state, counts, ring, metrics = steps.run_pending_updates(
                 state, counts, ring, counts.pending_updates, progress, key
             )
             return state, counts, ring, metrics | add_metrics
+        # Else one update follows each rollout: draw, learn from both, write priorities back.
         target = steps.target_params(state, progress)
         ring, samples, prepared, prepare_metrics = steps.prepare(target, counts, ring, trajectory, progress, key)
         state, metrics, priorities = steps.learn(state, prepared, progress)

@@ -109,6 +109,7 @@ class Optimizer(NamedTuple):
         norm = _sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)))
         scale = jnp.minimum(1.0, hyper["max_grad_norm"] / jnp.maximum(norm, 1e-12))
         clipped = jax.tree.map(lambda x: scale * x, grads)
+        # PyTorch's order: decay joins the gradient after clipping.
         if self.l2_cost and not self.l2_clipped:
             clipped = self._with_l2(clipped, params)
         numbers = hyper if learning_rate is None else {**hyper, "learning_rate": learning_rate}

@@ -93,6 +93,7 @@ def search(
         logits, value, reward, discount = (
             x.astype(jnp.float32) for x in (new.logits, new.value, new.reward, new.discount)
         )
+        # mctx masks the root alone: below it an illegal action has the lowest prior.
         if new.legal is not None:
             logits = jnp.where(new.legal, logits, lowest)
         out = mctx.RecurrentFnOutput(reward=reward, discount=discount, prior_logits=logits, value=value)
@@ -125,6 +126,7 @@ def search(
 
 def _puct_settings(mctx: Any, config: Any, root: Any, explore: bool) -> dict[str, Any]:
     """The arguments of `muzero_policy`."""
+    # Dirichlet noise at the root (Silver et al. 2018): alpha falls with the number of actions.
     alpha = config.dirichlet_alpha
     if alpha is None:
         if root.legal is not None and explore and config.dirichlet_fraction:
@@ -171,6 +173,7 @@ def _tree(grown: Any, prior: Prior, lowest: float) -> Tree:
     """mctx's tree as ours. Its edges have rewards and discounts; ours stand at the nodes that edges lead to."""
     logits = grown.children_prior_logits
     n = grown.children_visits.astype(jnp.float32)
+    # Q of an edge: r + gamma v of the node that it leads to, as in the backup (Schrittwieser et al. 2020, eq. 4).
     Q = grown.children_rewards + grown.children_discounts * grown.children_values
     parent, action = jnp.maximum(grown.parents, 0), jnp.maximum(grown.action_from_parent, 0)
     lane = jnp.arange(n.shape[0])[:, None]
