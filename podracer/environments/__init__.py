@@ -160,7 +160,7 @@ def names_of(prefix: str) -> list[str]:
 
 
 def _suggest(name: str) -> str:
-    """'did you mean ...? Known: ...' for an unknown name, from all registries."""
+    """'did you mean ...?' for an unknown name, from all registries, or the names of our own."""
     candidates = names()
     # The very name first, then newer versions before older ones; one of each registry.
     same = sorted((known for known in candidates if _bare(known) == _bare(name)), reverse=True)
@@ -174,9 +174,10 @@ def _suggest(name: str) -> str:
         for group in (envs_jax.names(), candidates):
             bare = {_bare(known): known for known in reversed(group)}
             same = same or [bare[close] for close in difflib.get_close_matches(_bare(name), bare, n=2)]
-    hint = f"did you mean {' or '.join(map(repr, same))}? " if same else ""
+    if same:
+        return f"did you mean {' or '.join(map(repr, same))}? `podracer envs` lists all of them."
     return (
-        f"{hint}Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool, Gymnasium and pgx too, "
+        f"Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool, Gymnasium and pgx too, "
         f"and `podracer envs PREFIX` lists those of {', '.join(adapters.LIBRARIES)}."
     )
 

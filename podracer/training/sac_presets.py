@@ -12,7 +12,9 @@ need `max_value`, the largest return of a task, which only Playground's tasks ha
 
 from __future__ import annotations
 
-from podracer.training.settings import Settings
+from podracer.nets.policy_config import MEMBERS
+from podracer.training import robot_presets
+from podracer.training.settings import Settings, merged
 
 TD3 = Settings(
     {
@@ -163,7 +165,9 @@ def discount(episode_length: int) -> float:
 
 
 def _of_playground(name: str, task: str) -> list[Settings]:
-    layers = []
+    # A robot with a state that its sensors do not tell shows it to the critics alone, as with PPO.
+    seen = merged(*robot_presets.PLAYGROUND_LAYERS.get(task, ())).agent
+    layers = [Settings({member: seen[member] for member in MEMBERS if member in seen})]
     if name == "playground" and task in LONG:
         layers.append(Settings({}, {"total_steps": 10_000_000}))
     if name in ("fast_sac", "fast_td3"):

@@ -161,6 +161,10 @@ def test_presets_of_playground_know_its_tasks() -> None:
     assert merged("fast_td3", "Go1JoystickFlatTerrain").agent["max_value"] == 10.0
     go1 = merged("fast_td3", "Go1JoystickFlatTerrain").agent
     assert (go1["noise"], go1["target_noise"]) == ((0.2, 0.8), 0.2)
+    for preset in sac_presets.LAYERS:
+        robot = merged(preset, "G1JoystickFlatTerrain").agent
+        assert (robot["policy_observations"], robot["value_observations"]) == (("state",), ("privileged_state",))
+    assert "value_observations" not in merged("fast_sac", "WalkerWalk").agent
     assert merged("fast_sac", "WalkerWalk").agent["max_value"] == 10.0
     assert merged("fast_sac", "G1JoystickFlatTerrain").agent["max_value"] == 20.0
     assert "noise" not in merged("fast_sac", "CheetahRun").agent

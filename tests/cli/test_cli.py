@@ -214,14 +214,23 @@ def complaint(capsys, command):
         ("plot nowhere", "nowhere holds no run: there is no metrics.jsonl in it."),
         ("envs catch maze", "envs takes one pattern at most, but got catch maze."),
         ("envs zzz", "no environment that is installed here has 'zzz' in its name."),
-        ("train ppo Pong-v5", "unknown environment 'Pong-v5'; did you mean 'envpool:Pong-v5'? Known: acrobot, bandit,"),
-        ("train ppo pong", "did you mean 'envpool:Pong-v5'? Known: "),
+        (
+            "train ppo Pong-v5",
+            "unknown environment 'Pong-v5'; did you mean 'envpool:Pong-v5'? `podracer envs` lists all of them.",
+        ),
+        ("train ppo pong", "did you mean 'envpool:Pong-v5'? `podracer envs`"),
         (
             "train ppo CartPole-v1",
-            "did you mean 'gymnasium:CartPole-v1' or 'envpool:CartPole-v1' or 'cartpole'? Known: ",
+            "did you mean 'gymnasium:CartPole-v1' or 'envpool:CartPole-v1' or 'cartpole'? `podracer envs`",
         ),
-        ("train ppo lunar_lander", "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? Known: "),
-        ("train ppo LunarLander-v2", "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? Known: "),
+        (
+            "train ppo lunar_lander",
+            "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? `podracer envs`",
+        ),
+        (
+            "train ppo LunarLander-v2",
+            "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? `podracer envs`",
+        ),
         ("agents ppo", "agents takes no arguments, but got ppo."),
         ("train vtrace catch --pbt.rule impala", "pbt needs an interval (--pbt.interval)"),
         ("train vtrace catch --pbt.interval 1000", "pbt: population=1 has nobody to copy"),
