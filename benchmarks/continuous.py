@@ -12,7 +12,7 @@ sbx takes part where it can be imported. It needs PyTorch, so a folder of its ow
     PYTHONPATH=FOLDER python benchmarks/continuous.py
 
 Its two entries are its `train`: with as many gradient steps as lanes, in one compiled loop, and with one, its default.
-Without sbx, the plain SAC stands for it: the same program with a leaner replay, and so somewhat faster.
+CleanRL has no package to install and no SAC in JAX, so the plain SAC stands for it, and for sbx where that is missing.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def theirs(sizes: tuple[int, ...], batch_size: int, per_call: int) -> Run:
 def sbx(sizes: tuple[int, ...], batch_size: int, per_call: int) -> Run:
     """The same by sbx, with so many updates in a call."""
     import gymnasium
-    from sbx import SAC
-    from stable_baselines3.common.logger import Logger
-    from stable_baselines3.common.vec_env import DummyVecEnv
+    from sbx import SAC  # pyright: ignore[reportMissingImports] - installed beside
+    from stable_baselines3.common.logger import Logger  # pyright: ignore[reportMissingImports]
+    from stable_baselines3.common.vec_env import DummyVecEnv  # pyright: ignore[reportMissingImports]
 
     class Env(gymnasium.Env):
         """Spaces alone, for it is never reset."""
