@@ -1,15 +1,25 @@
-"""Updates of `sac` in a second beside those of a plain SAC as sbx and CleanRL write it, in one run.
+"""Updates of `sac` in a second beside those of sbx (Raffin et al.), and of a plain SAC as it and CleanRL write it.
 
-python benchmarks/continuous.py          # a minute on two quiet cores; writes benchmarks/results/continuous.json
+python benchmarks/continuous.py          # two minutes on two quiet cores; writes benchmarks/results/continuous.json
 
-Each draws its samples from a full replay and makes the updates of a step of all lanes: HalfCheetah's sizes, 16 lanes,
-batches of 256, an update a row, two critics. They take turns, and each ratio is of a turn, so that what else a machine
-does is in both. Environments are not part of it.
+Each draws its samples from its own full replay and makes the updates of a step of all lanes: HalfCheetah's sizes, 16
+lanes, batches of 256, an update a row, two critics. They take turns, and each ratio is of a turn, so that what else a
+machine does is in both. Environments are not part of it.
+
+sbx takes part where it can be imported. It needs PyTorch, so a folder of its own keeps this installation as it is:
+
+    pip install --target FOLDER --no-deps sbx-rl stable-baselines3 torch tqdm sympy mpmath filelock
+    PYTHONPATH=FOLDER python benchmarks/continuous.py
+
+Its two entries are its `train`: with as many gradient steps as lanes, in one compiled loop, and with one, its default.
+CleanRL has no package to install and no SAC in JAX, so the plain SAC stands for it, and for sbx where that is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -93,6 +103,36 @@ def theirs(sizes: tuple[int, ...], batch_size: int, per_call: int) -> Run:
     return run
 
 
+def sbx(sizes: tuple[int, ...], batch_size: int, per_call: int) -> Run:
+    """The same by sbx, with so many updates in a call."""
+    import gymnasium
+    from sbx import SAC  # pyright: ignore[reportMissingImports] - installed beside
+    from stable_baselines3.common.logger import Logger  # pyright: ignore[reportMissingImports]
+    from stable_baselines3.common.vec_env import DummyVecEnv  # pyright: ignore[reportMissingImports]
+
+    class Env(gymnasium.Env):
+        """Spaces alone, for it is never reset."""
+
+        observation_space = gymnasium.spaces.Box(-9.0, 9.0, (INPUTS,))
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
+
+    lanes, layers = DummyVecEnv([Env] * LANES), {"net_arch": list(sizes)}
+    sac = SAC("MlpPolicy", lanes, buffer_size=ROWS, batch_size=batch_size, policy_kwargs=layers, seed=0)
+    sac.set_logger(Logger(None, []))  # it keeps numbers and writes none
+    data, rng = sac.replay_buffer, np.random.default_rng(0)
+    assert data is not None
+    for rows in (data.observations, data.next_observations, data.actions, data.rewards):
+        rows[:] = rng.normal(size=rows.shape)
+    data.actions, data.full = np.tanh(data.actions), True
+
+    def run() -> None:
+        for _ in range(LANES // per_call):
+            sac.train(per_call, batch_size)
+        jax.block_until_ready((sac.policy.qf_state.params, sac.policy.actor_state.params))
+
+    return run
+
+
 def measure(runs: dict[str, Run], turns: int, steps: int) -> dict[str, list[float]]:
     """Updates in a second of each, in every turn."""
     for run in runs.values():
@@ -105,6 +145,12 @@ def measure(runs: dict[str, Run], turns: int, steps: int) -> dict[str, list[floa
                 run()
             rates[name].append(steps * LANES / (time.perf_counter() - start))
     return rates
+
+
+def versions() -> dict[str, str]:
+    """The versions of what is measured, of packages that are installed."""
+    found = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
+    return {name: found[name] for name in ("jax", "jaxlib", "flax", "optax", "sbx-rl", "torch") if name in found}
 
 
 def main() -> int:
@@ -122,16 +168,18 @@ def main() -> int:
         "plain, as sbx": theirs(sizes, batch, LANES),
         "plain, as CleanRL": theirs(sizes, batch, 1),
     }
+    if importlib.util.find_spec("sbx"):
+        runs |= {"sbx": sbx(sizes, batch, LANES), "sbx, an update a call": sbx(sizes, batch, 1)}
     rates = measure(runs, arguments.turns, arguments.steps)
     ratios = {name: [a / b for a, b in zip(rates["sac"], rates[name], strict=True)] for name in rates if name != "sac"}
     for name, found in rates.items():
-        print(f"{name:20} {statistics.median(found):8.1f} updates/s")
+        print(f"{name:22} {statistics.median(found):8.1f} updates/s")
     for name, found in ratios.items():
         low, high = sorted(found)[1], sorted(found)[-2]
         print(f"sac over {name}: {statistics.median(found):.2f} ({low:.2f} to {high:.2f}), at least {BOUND} required")
     content = {
         "command": "python benchmarks/continuous.py",
-        "jax": jax.__version__,
+        "versions": versions(),
         "processors": os.cpu_count(),
         "config": configs.to_json(config),
         "updates_per_second": rates,

@@ -113,7 +113,8 @@ def _product_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, 
         gradient = lax.optimization_barrier(x.T) @ cotangent
     else:
         gradient = lax.optimization_barrier(lax.optimization_barrier(cotangent.T) @ x).T
-    return cotangent @ weights.T, gradient
+    # cotangent @ weights.T: under `vmap`, as of critics, XLA:CPU would transpose the weights for real.
+    return lax.dot_general(cotangent, weights, (((1,), (1,)), ((), ()))), gradient
 
 
 _product_with_cpu_gradient.defvjp(_product_forward, _product_backward)

@@ -191,3 +191,16 @@ def test_every_agent_says_what_its_torso_computes_in(name: str) -> None:
     assert not any(x.dtype == jnp.bfloat16 for x in traced.out_avals)
     assert "bf16[2,17] = dot_general" in str(traced)
     assert "f32[2,20] = dot_general" in str(traced)
+
+
+def test_gradients_of_stacked_networks_transpose_no_weights() -> None:
+    """XLA:CPU folds the transpose of a matrix into a product, but not that of several matrices."""
+
+    def gradients(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.grad(lambda x, weights: jnp.sum(jnp.sin(layers.product(x, weights))), (0, 1))(x, weights)
+
+    x, weights = jax.random.normal(KEY, (2, 4, 3)), jax.random.normal(KEY, (2, 3, 8))
+    stacked = jax.jit(jax.vmap(gradients))
+    assert "2x8x3xf32" not in stacked.lower(x, weights).as_text()
+    slope = np.cos(np.asarray(x) @ np.asarray(weights))
+    np.testing.assert_allclose(stacked(x, weights)[0], slope @ np.asarray(weights).transpose(0, 2, 1), atol=1e-5)
