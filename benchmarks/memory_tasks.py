@@ -84,12 +84,10 @@ CHAIN: dict[str, Any] = {"environment": "memory_chain", "bound": 0.9, "without":
 T_MAZE: dict[str, Any] = {
     "environment": "t_maze", "env_options": {"min_length": 3, "max_length": 7}, "bound": 0.95, "without": 0.05,
 }  # fmt: skip
-# minGRU lets little of a row in at first: its gradients are small beside the 1e-3 that R2D2 adds to Adam's denominator.
-# Until the cue is remembered, turning is worth nothing, and the first network's values are worth more: they go with
-# copies of the target network, and some lanes must walk nearly at random to get to the end at all.
-MINGRU: Change = RECURRENT["mingru"] | {"optimizer_eps": 1e-5, "target_interval": 20} | {
-    "epsilon_base": 0.95, "epsilon_alpha": 30.0,
-}  # fmt: skip
+# Linear recurrences let little of a row in at first: their gradients are small beside the 1e-3 that R2D2 adds to Adam's
+# denominator. Until the cue is remembered, turning is worth nothing, and the first network's values are worth more: they
+# go with copies of the target network, and some lanes must walk nearly at random to get to the end at all.
+LINEAR: Change = {"optimizer_eps": 1e-5, "target_interval": 20, "epsilon_base": 0.95, "epsilon_alpha": 30.0}
 FRAMES: dict[str, Change] = {"4 frames": {"core": "none", "frame_stack": 4}}
 
 TASKS = {
@@ -134,7 +132,10 @@ TASKS = {
         # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
         config={"discount": 0.9, "epsilon_base": 0.6, "epsilon_alpha": 2.0, "burn_in": 0, "trace_length": 20}
         | {"replay_ratio": 16.0, "target_interval": 100},
-        networks=NONE | RECURRENT | {"mingru": MINGRU} | gtrxl(16, burn_in=16),
+        networks=NONE
+        | RECURRENT
+        | {name: RECURRENT[name] | LINEAR for name in ("mingru", "lru")}
+        | gtrxl(16, burn_in=16),
         **T_MAZE,
     ),
     "ppo-cartpole-hidden": Task(
