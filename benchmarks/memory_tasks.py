@@ -85,8 +85,8 @@ T_MAZE: dict[str, Any] = {
     "environment": "t_maze", "env_options": {"min_length": 3, "max_length": 7}, "bound": 0.95, "without": 0.05,
 }  # fmt: skip
 # Linear recurrences let little of a row in at first: their gradients are small beside the 1e-3 that R2D2 adds to Adam's
-# denominator. Until the cue is remembered, turning is worth nothing, and the first network's values are worth more: they
-# go with copies of the target network, and some lanes must walk nearly at random to get to the end at all.
+# denominator. Until the cue is remembered, turning is worth nothing, and the first network's values are worth more:
+# they go with copies of the target network, and some lanes must walk nearly at random to get to the end at all.
 LINEAR: Change = {"optimizer_eps": 1e-5, "target_interval": 20, "epsilon_base": 0.95, "epsilon_alpha": 30.0}
 FRAMES: dict[str, Change] = {"4 frames": {"core": "none", "frame_stack": 4}}
 
