@@ -13,11 +13,14 @@ from jax import lax
 from podracer import topology
 from podracer.types import ArrayTree, Metrics
 
-ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700}
+ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700, "independent": 600}
 """Rows that go through a network and back at a time on CPU: more of them fall out of its caches. Measured on two cores
 (docs/adr/0007): IMPALA's shallow network is 1.5 times faster with 42 rows than with 336, an MLP does
 10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006). Of a model that is unrolled from an image, half
-of the rows or more are small states, and a group repeats hundreds of small operations (docs/adr/0026)."""
+of the rows or more are small states, and a group repeats hundreds of small operations (docs/adr/0026). Vectors that
+go through layers alone, independent of each other, stay below what XLA divides between two threads, whose waiting for
+each other took longer than what they saved (docs/adr/0044). A core's rows go one after the other, so that fewer lanes
+at a time are more operations."""
 
 FRAMES_IN_MEMORY = {"tpu": 4096, "gpu": 8192}
 """Images of 84x84, or as many pixels of other sizes, at a time elsewhere, where only the memory is a limit: a full
@@ -25,7 +28,9 @@ gradient of IMPALA's deep network takes 2.5 MiB of activations a frame, so 10 Gi
 kept busy by launches as well, which every group repeats: R2D2's 64 sequences of 120 rows are one group there."""
 
 
-def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: bool = False) -> int:
+def at_a_time(
+    observation: ArrayTree, rows_per_unit: int, units: int, unrolled: bool = False, independent: bool = False
+) -> int:
     """The number of units (lanes of T rows, or single rows) that should go through the network together.
 
     Args:
@@ -33,6 +38,7 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
       rows_per_unit: T.
       units: of the batch.
       unrolled: whether rows are states that a model is unrolled to, beside images.
+      independent: whether rows of vectors go through the network side by side, for it has no core.
 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
@@ -40,7 +46,8 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
     # Images need far more memory for activations than vectors do.
     images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
     if topology.on_cpu():
-        kind = ("unrolled" if unrolled else "images") if images else "vectors"
+        of_vectors = "independent" if independent else "vectors"
+        kind = ("unrolled" if unrolled else "images") if images else of_vectors
         limit = ROWS_IN_CACHE[kind] // rows_per_unit
     elif images:
         pixels = sum(math.prod(x.shape[2:4]) for x in images)
