@@ -64,7 +64,7 @@ def split_batch(batch: Any, groups: int) -> Any:
 
 
 def group_of_batch(batch: Any, number: jax.Array, groups: int) -> Any:
-    """Returns group `number`, int32 [], of `split_batch(batch, groups)`, without the copy of all lanes that it makes."""
+    """Returns group `number`, int32 [], of `split_batch(batch, groups)`, without a copy of the whole batch."""
 
     def slice_lanes(axis: int, x: jax.Array) -> jax.Array:
         size = x.shape[axis] // groups

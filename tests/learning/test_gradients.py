@@ -61,8 +61,8 @@ def test_a_divisor_that_fits_the_cache(T, B, observation, expected):
     assert gradients.at_a_time(observation, T, B) == expected
     if expected == 2:  # of states that follow an image, four times as many
         assert gradients.at_a_time(observation, T, B, unrolled=True) == 8
-    if expected == 128:  # fewer where no core goes from row to row
-        assert gradients.at_a_time(observation, T, B, independent=True) == 16
+    if expected == 128:  # fewer where no core goes from row to row, and layers are small
+        assert gradients.at_a_time(observation, T, B, narrow=True) == 16
     for platform in ("gpu", "tpu"):
         with topology.compiling_for(platform):
             assert gradients.at_a_time(observation, T, B) == B
