@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from podracer.types import ArrayTree, Trajectory
 
@@ -58,6 +59,19 @@ def split_batch(batch: Any, groups: int) -> Any:
 
     def part(x: Any) -> Any:
         return split_lanes(x, groups) if isinstance(x, Trajectory) else split(x, groups, 0)
+
+    return jax.tree.map(part, batch, is_leaf=lambda x: isinstance(x, Trajectory))
+
+
+def group_of_batch(batch: Any, number: jax.Array, groups: int) -> Any:
+    """Returns group `number`, int32 [], of `split_batch(batch, groups)`, without a copy of the whole batch."""
+
+    def slice_lanes(axis: int, x: jax.Array) -> jax.Array:
+        size = x.shape[axis] // groups
+        return lax.dynamic_slice_in_dim(x, number * size, size, axis)
+
+    def part(x: Any) -> Any:
+        return by_lane(slice_lanes, x) if isinstance(x, Trajectory) else slice_lanes(0, x)
 
     return jax.tree.map(part, batch, is_leaf=lambda x: isinstance(x, Trajectory))
 

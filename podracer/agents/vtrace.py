@@ -284,7 +284,8 @@ class _VTrace(base.Functions):
         loss, trajectory = self._loss_of_lanes(learner, trajectory)
         # One gradient step a batch.
         rate = self.learning_rate(learner, progress)
-        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
+        num_rows, independent = self.config.rollout_length, not self.network.recurrent
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=num_rows, independent=independent)
         return learner, metrics | of_values | update.rate_metric(rate)
 
     def batch_loss(

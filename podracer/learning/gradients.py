@@ -13,11 +13,18 @@ from jax import lax
 from podracer import topology
 from podracer.types import ArrayTree, Metrics
 
-ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700}
+ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700, "narrow": 600}
 """Rows that go through a network and back at a time on CPU: more of them fall out of its caches. Measured on two cores
 (docs/adr/0007): IMPALA's shallow network is 1.5 times faster with 42 rows than with 336, an MLP does
 10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006). Of a model that is unrolled from an image, half
-of the rows or more are small states, and a group repeats hundreds of small operations (docs/adr/0026)."""
+of the rows or more are small states, and a group repeats hundreds of small operations (docs/adr/0026). Vectors that
+go side by side through layers of few weights stay below what XLA divides between two threads, which wait for each other
+longer than they work (docs/adr/0044). Rows of a core go one after the other, so that fewer lanes at a time are more
+operations."""
+
+NARROW = 8192
+"""Weights of the largest array of a network whose products are too short for two threads: 64x64 gains a third from
+one, 128x128 nothing, and 256x256 is faster with two (docs/adr/0044)."""
 
 FRAMES_IN_MEMORY = {"tpu": 4096, "gpu": 8192}
 """Images of 84x84, or as many pixels of other sizes, at a time elsewhere, where only the memory is a limit: a full
@@ -25,7 +32,9 @@ gradient of IMPALA's deep network takes 2.5 MiB of activations a frame, so 10 Gi
 kept busy by launches as well, which every group repeats: R2D2's 64 sequences of 120 rows are one group there."""
 
 
-def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: bool = False) -> int:
+def at_a_time(
+    observation: ArrayTree, rows_per_unit: int, units: int, unrolled: bool = False, narrow: bool = False
+) -> int:
     """The number of units (lanes of T rows, or single rows) that should go through the network together.
 
     Args:
@@ -33,6 +42,7 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
       rows_per_unit: T.
       units: of the batch.
       unrolled: whether rows are states that a model is unrolled to, beside images.
+      narrow: whether vectors go side by side through a network that is `narrow`.
 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
@@ -40,7 +50,8 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
     # Images need far more memory for activations than vectors do.
     images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
     if topology.on_cpu():
-        kind = ("unrolled" if unrolled else "images") if images else "vectors"
+        of_vectors = "narrow" if narrow else "vectors"
+        kind = ("unrolled" if unrolled else "images") if images else of_vectors
         limit = ROWS_IN_CACHE[kind] // rows_per_unit
     elif images:
         pixels = sum(math.prod(x.shape[2:4]) for x in images)
@@ -49,6 +60,11 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
     else:
         limit = units
     return next(n for n in range(max(1, min(limit, units)), 0, -1) if units % n == 0)
+
+
+def narrow(params: ArrayTree) -> bool:
+    """Returns True if no array of a network has more than `NARROW` weights."""
+    return max(x.size for x in jax.tree.leaves(params)) <= NARROW
 
 
 def accumulate(

@@ -85,7 +85,8 @@ def run(
     Raises:
       ValueError: for a target, and a loss without that metric.
     """
-    num_chunks = order.shape[1] // gradients.at_a_time(observation, num_rows, order.shape[1])
+    num_units, narrow = order.shape[1], num_rows == 1 and gradients.narrow(learner.params)
+    num_chunks = num_units // gradients.at_a_time(observation, num_rows, num_units, narrow=narrow)
 
     def step(carry: tuple[Any, ArrayTree, Any], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.

@@ -98,6 +98,7 @@ def apply(
     learning_rate: jax.Array | None,
     num_rows: int = 1,
     unrolled: bool = False,
+    independent: bool = False,
     together: bool = False,
     copy_every: int = 0,
 ) -> tuple[LearnerState, Metrics, Any]:
@@ -111,6 +112,7 @@ def apply(
       learning_rate: float32 [], or None (see `learning_rate`).
       num_rows: rows of a lane that go through the network.
       unrolled: whether most of them are states that a model is unrolled to.
+      independent: whether they go through it side by side, for it has no core; then fewer may go at a time.
       together: whether the loss has to see all lanes of a shard at once, as batch normalisation does.
       copy_every: updates between copies of the parameters to `aux`; 0 for none.
 
@@ -118,7 +120,13 @@ def apply(
       The state after, the metrics with `grad/norm`, and the loss's outputs of all lanes.
     """
     grads, metrics, outputs = gradient(
-        loss, learner.params, batch, num_rows=num_rows, unrolled=unrolled, together=together
+        loss,
+        learner.params,
+        batch,
+        num_rows=num_rows,
+        unrolled=unrolled,
+        independent=independent,
+        together=together,
     )
     params, opt_state, norm = step(
         optimizer, grads, learner.opt_state, learner.params, learning_rate=learning_rate, hyper=learner.hyper
@@ -131,7 +139,14 @@ def apply(
 
 
 def gradient(
-    loss: Loss, params: ArrayTree, batch: Any, *, num_rows: int = 1, unrolled: bool = False, together: bool = False
+    loss: Loss,
+    params: ArrayTree,
+    batch: Any,
+    *,
+    num_rows: int = 1,
+    unrolled: bool = False,
+    independent: bool = False,
+    together: bool = False,
 ) -> tuple[ArrayTree, Metrics, Any]:
     """The gradient of a loss and its metrics, summed over all shards, and its outputs of all lanes.
 
@@ -141,14 +156,21 @@ def gradient(
       batch: as in `apply`.
       num_rows: as in `apply`.
       unrolled: as in `apply`.
+      independent: as in `apply`.
       together: as in `apply`.
     """
     # The gradient, a few lanes at a time, then its sum over all shards.
     num_lanes, observations = _sizes(batch)
-    at_a_time = num_lanes if together else gradients.at_a_time(observations, num_rows, num_lanes, unrolled=unrolled)
+    at_a_time = num_lanes
+    if not together:
+        narrow = independent and gradients.narrow(params)
+        at_a_time = gradients.at_a_time(observations, num_rows, num_lanes, unrolled, narrow)
     num_chunks = num_lanes // at_a_time
-    chunks = trajectories.split_batch(batch, num_chunks)
-    grads, metrics, outputs = gradients.accumulate(loss, params, chunks)
+
+    def loss_of_chunk(params: ArrayTree, number: jax.Array) -> tuple[jax.Array, tuple[Metrics, Any]]:
+        return loss(params, trajectories.group_of_batch(batch, number, num_chunks))
+
+    grads, metrics, outputs = gradients.accumulate(loss_of_chunk, params, jnp.arange(num_chunks, dtype=jnp.int32))
     grads, metrics = collectives.global_sum((grads, metrics))
     whole = lambda x: x.reshape(x.shape[1:] if num_chunks == 1 else (-1, *x.shape[2:]))  # noqa: E731
     return grads, metrics, jax.tree.map(whole, outputs)

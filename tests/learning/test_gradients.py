@@ -45,6 +45,13 @@ def test_lanes_are_split_in_blocks():
     assert parts.timesteps.observation.shape == (3, 6, 4, 3)
 
 
+def test_a_group_is_the_one_of_the_split_batch():
+    batch = trajectory_of(5, 12), {"weight": np.arange(12.0)}
+    of_split = jax.tree.map(lambda x: x[1], trajectories.split_batch(batch, 3))
+    group = trajectories.group_of_batch(batch, jnp.int32(1), 3)
+    jax.tree.map(np.testing.assert_array_equal, group, of_split)
+
+
 @pytest.mark.parametrize(
     ("T", "B", "observation", "expected"),
     [(20, 16, (84, 84), 2), (20, 15, (84, 84), 1), (100, 4, (84, 84), 1), (20, 1024, None, 128), (20, 32, None, 32)],
@@ -54,6 +61,8 @@ def test_a_divisor_that_fits_the_cache(T, B, observation, expected):
     assert gradients.at_a_time(observation, T, B) == expected
     if expected == 2:  # of states that follow an image, four times as many
         assert gradients.at_a_time(observation, T, B, unrolled=True) == 8
+    if expected == 128:  # fewer where no core goes from row to row, and layers are small
+        assert gradients.at_a_time(observation, T, B, narrow=True) == 16
     for platform in ("gpu", "tpu"):
         with topology.compiling_for(platform):
             assert gradients.at_a_time(observation, T, B) == B

@@ -136,7 +136,7 @@ def test_minibatches_are_steps_one_after_the_other(rows_in_cache: int) -> None:
         how = {"optimizer": SGD, "learning_rate": jnp.float32(0.01), "observation": x[None]}
         return minibatches.run(weighted, learner, take, order, weights, **how)
 
-    with mock.patch.dict(gradients.ROWS_IN_CACHE, {"vectors": rows_in_cache}):
+    with mock.patch.dict(gradients.ROWS_IN_CACHE, {"narrow": rows_in_cache}):
         new, metrics = harness.over_axes(run)(*jax.tree.map(lambda x: jnp.asarray(x)[None, None], (learner_of(), x)))
     b, squares, norms = np.ones(2), [], []
     for units, weight in zip(np.asarray(order), range(6)):
