@@ -57,7 +57,8 @@ def main(arguments: Arguments) -> int:
                     new["cpu_seconds"] = min(old["cpu_seconds"], new["cpu_seconds"])
                 results[name][when] = new
                 print(f"{name}, {when}: {new}", flush=True)
-    measure.write(arguments.out, "python benchmarks/launches.py", arguments, results)
+    settings = {"programs": arguments.programs, "rounds": arguments.rounds}
+    measure.write(arguments.out, "python benchmarks/launches.py --before CLONE", settings, results)
     return 0
 
 
