@@ -380,7 +380,9 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
-def test_an_update_for_a_gpu_is_that_for_a_cpu(name: str, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_for_a_gpu_is_that_for_a_cpu(
+    name: str, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A shard that is alone on its device is not mapped there, and sums are one; numbers agree but for rounding."""
     run = runs[name]
     there, expected = run.advance(run.start(), 1)
