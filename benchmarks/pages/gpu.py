@@ -91,5 +91,29 @@ def search() -> list[str]:
     return lines
 
 
-TABLES = {"learning": learning, "anakin": anakin, "sebulba": sebulba, "dqn": dqn, "search": search}
+def launches() -> list[str]:
+    """Kernels of an update, compiled for an H200."""
+    lines = ["| agent and task | kernels before | now | in the rollout | turns of its loop | commits |"]
+    lines.append("|---|---|---|---|---|---|")
+    tasks = {"vtrace": "catch, 1,024 x 20", "ppo": "cartpole, 1,024 x 32"}
+    for name, of in json.loads((RESULTS / "launches.json").read_text())["results"].items():
+        before, after = of["before"], of["after"]
+        loops = [one["parts"]["rollout"] for one in (before, after)]
+        turns = " to ".join(str(loop["turns"]) for loop in loops)
+        rollout = " to ".join(str(sum(loop.values()) - loop["turns"]) for loop in loops)
+        lines.append(
+            f"| {name} on {tasks[name]} | {before['kernels']:,} | {after['kernels']:,} | {rollout} "
+            f"| {turns} | {before['commit']}, {after['commit']} |"
+        )
+    return lines
+
+
+TABLES = {
+    "learning": learning,
+    "anakin": anakin,
+    "launches": launches,
+    "sebulba": sebulba,
+    "dqn": dqn,
+    "search": search,
+}
 VALUES = {}

@@ -213,20 +213,22 @@ def loss(
     # The policy gradient, the value's squared error and the entropy bonus (section 4.2).
     entropies = distribution.entropy(outputs[:-1])
     weights = step.mask if config.loss_reduction == "sum" else step.mask / count
-    policy = -jnp.sum(weights * log_probs * advantages)
-    value = 0.5 * jnp.sum(weights * jnp.square(corrections.targets - values[:-1]))
-    entropy = jnp.sum(weights * entropies)
-    total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
-    mean = lambda x: jnp.sum(jnp.where(step.mask > 0, x, 0.0)) / count  # noqa: E731
-    metrics = {
-        "loss/total": total,
-        "loss/policy": policy,
-        "loss/value": value,
-        "policy/entropy": mean(entropies),
+    valid = lambda x: jnp.where(step.mask > 0, x, 0.0)  # noqa: E731
+    terms = {
+        "loss/policy": weights * log_probs * advantages,
+        "loss/value": weights * jnp.square(corrections.targets - values[:-1]),
+        "entropy": weights * entropies,
+        "policy/entropy": valid(entropies),
         # As the value's targets are made of them: unclipped, one may be infinite while the loss is sound.
-        "policy/importance_ratio": mean(jnp.minimum(hyper["rho_bar"], ratios)),
-        "value/mean": mean(values[:-1]),
+        "policy/importance_ratio": valid(jnp.minimum(hyper["rho_bar"], ratios)),
+        "value/mean": valid(values[:-1]),
     }
+    sums = dict(zip(terms, collectives.local_sums(list(terms.values()))))
+    policy, value, entropy = -sums["loss/policy"], 0.5 * sums["loss/value"], sums["entropy"]
+    total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
+    means = ("policy/entropy", "policy/importance_ratio", "value/mean")
+    metrics = {"loss/total": total, "loss/policy": policy, "loss/value": value}
+    metrics |= {name: sums[name] / count for name in means}
     return total, metrics
 
 

@@ -13,10 +13,14 @@ from jax import lax
 from podracer import topology
 from podracer.environments import autoreset, tasks
 from podracer.trajectories import flat, shaped
-from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Trajectory
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, TimeStep, Trajectory
 
 SMALL_STATE_BYTES = 256
 """The largest environment state of which a rollout makes all initial states ahead, one for each lane and step."""
+
+STEPS_AT_ONCE = {"cpu": 1, "gpu": 4}
+"""The most steps in an iteration of a rollout's loop, and 2 on other platforms. An iteration costs launches of its own:
+it counts, copies what it passes on, and writes to each buffer. More steps take longer to compile (docs/adr/0043)."""
 
 
 class Actors(NamedTuple):
@@ -97,35 +101,61 @@ def rollout(
         return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
 
     def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
-        lanes, memory, rows, episodes = carry
-        t, act_key, env_keys, reset_input = inputs
+        lanes, memory, episodes = carry
+        act_key, env_keys, reset_input = inputs
         # Act at row t, step every lane to row t + 1, and record it.
         lanes = shaped_lanes(lanes)
         action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
         lanes = advance(lanes, action, env_keys, reset_input)
         episodes = jax.tree.map(jnp.add, episodes, autoreset.finished(lanes))
         lanes = flat_lanes(lanes)
+        return (lanes, memory, episodes), (_packed(lanes.timestep), action, extras)
+
+    def several_steps(carry: Any, inputs: Any) -> tuple[Any, Any]:
+        acting, rows = carry
+        t, inputs = inputs
+        acting, (newest, actions, extras) = lax.scan(step, acting, inputs, unroll=True)
         # Rows go straight into a buffer of T+1: stacking T rows and then prepending row 0 would copy all observations.
-        rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
-        return (lanes, memory, rows, episodes), (action, extras)
+        put = lambda buffer, x: lax.dynamic_update_slice_in_dim(buffer, x, t + 1, 0)  # noqa: E731
+        return (acting, jax.tree.map(put, rows, newest)), (actions, extras)
 
     # Sums per lane in the loop, and over lanes once after it: a reduction is a kernel of its own.
     no_episodes = jax.tree.map(jnp.zeros_like, jax.eval_shape(autoreset.finished, actors.lanes))
-    lanes = flat_lanes(actors.lanes)
-    (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
-        step,
-        (lanes, actors.agent, jax.tree.map(row_buffer, lanes.timestep), no_episodes),
-        (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), reset_inputs),
-        unroll=1 if topology.on_cpu() else 2,  # half the copies of what one step passes to the next
+    lanes, n = flat_lanes(actors.lanes), _steps_at_once(T)
+    inputs = act_keys, jax.random.split(env_key, (T, B)), reset_inputs
+    ((lanes, memory, episodes), rows), made = lax.scan(
+        several_steps,
+        ((lanes, actors.agent, no_episodes), jax.tree.map(row_buffer, _packed(lanes.timestep))),
+        (jnp.arange(0, T, n, dtype=jnp.int32), jax.tree.map(lambda x: x.reshape(T // n, n, *x.shape[1:]), inputs)),
     )
+    actions, extras = jax.tree.map(lambda x: x.reshape(T, *x.shape[2:]), made)
     lanes = shaped_lanes(lanes)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), example)
+    rows = _unpacked(rows)
     rows = rows._replace(observation=shaped(rows.observation, 2, like=like))
     # All actions of a rollout come from one version of the parameters.
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
     sums = tasks.summed(episodes, len(tasks.parts(environment)))
     return Actors(lanes, memory, actors.lane, actors.key), trajectory, sums
+
+
+def _steps_at_once(length: int) -> int:
+    """Returns the number of steps in an iteration of a rollout's loop, a divisor of its `length`."""
+    most = STEPS_AT_ONCE.get(topology.platform(), 2)
+    return next(n for n in range(most, 0, -1) if length % n == 0)
+
+
+def _packed(row: TimeStep) -> tuple[ArrayTree, jax.Array]:
+    """The observation of a row [B], and its four numbers as one array [4, B]: writing each would be a launch."""
+    return row.observation, jnp.stack([x.astype(jnp.float32) for x in row[1:]])
+
+
+def _unpacked(rows: tuple[ArrayTree, jax.Array]) -> TimeStep:
+    """Rows [T+1, B] from observations and numbers [T+1, 4, B]."""
+    observation, numbers = rows
+    reward, discount, first, last = jnp.moveaxis(numbers, 1, 0)
+    return TimeStep(observation, reward, discount, first > 0, last > 0)
 
 
 def _resets(

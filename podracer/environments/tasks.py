@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import configs, spaces
+from podracer.topology import collectives
 from podracer.types import ArrayTree, Environment, EnvSpec, HostEnvironments, Transition
 
 Union = Literal["none", "pad"]
@@ -308,7 +309,8 @@ def summed(tree: ArrayTree, num_tasks: int) -> ArrayTree:
     The first of the B lanes is one of task 0.
     """
     if num_tasks <= 1:
-        return jax.tree.map(jnp.sum, tree)
+        leaves, structure = jax.tree.flatten(tree)
+        return structure.unflatten(collectives.local_sums(leaves))
     return jax.tree.map(lambda x: jnp.sum(x.reshape(-1, num_tasks), axis=0), tree)
 
 

@@ -30,7 +30,7 @@ def local_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
     Off CPU it is one reduction for all, because each alone would take two kernel launches.
     """
-    if on_cpu():
+    if on_cpu() or not arrays:
         return [jnp.sum(x) for x in arrays]
     return list(jnp.sum(jnp.stack(arrays).reshape(len(arrays), -1), axis=1))
 

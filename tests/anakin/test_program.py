@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, spaces
+from podracer import agents, spaces, topology
 from podracer.agents import PPOConfig, PQNConfig, VTraceConfig
 from podracer.anakin import loop, program, rollout
 from podracer.environments import autoreset
@@ -104,17 +104,19 @@ def integer(counter: Counter) -> int:
 # Rollouts.
 
 
-def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool: int | None = None) -> Any:
+def rollouts(
+    agent: Agent, number: int, environment: Any = COUNTING, reset_pool: int | None = None, length: int = T
+) -> Any:
     """Contiguous trajectories of one shard by the initial parameters, with the episode sums of each."""
     prog = harness.make_program(agent, environment, num_envs=B)
     state = harness.initial(prog, agent, [0])
     learner = jax.tree.map(lambda x: x[0], state.learner)
     actors = jax.tree.map(lambda x: x[0, 0], state.actors)
-    settings = rollout.Settings(T, reset_pool)
+    settings = rollout.Settings(length, reset_pool)
 
     @jax.jit
     def roll(actors: rollout.Actors, key: jax.Array) -> Any:
-        keys = jax.random.split(key, 2 + T)
+        keys = jax.random.split(key, 2 + length)
         return rollout.rollout(agent, environment, settings, learner, actors, jnp.float32(0), keys)
 
     results = []
@@ -184,6 +186,26 @@ def two_rollouts() -> tuple[Agent, Any]:
     """An agent, and what the two tests below compare with."""
     agent = agent_of("vtrace")
     return agent, rollouts(agent, 2)[1]
+
+
+def test_rollouts_for_a_gpu_obey_the_contract() -> None:
+    """There an iteration of the loop takes several steps."""
+    length = 2 * rollout.STEPS_AT_ONCE["gpu"]
+    with topology.compiling_for("gpu"):
+        _, results = rollouts(agent_of("vtrace"), 2, length=length)
+    before, after = (harness.numbers_of(trajectory) for _, trajectory, _, _ in results)
+    for trajectory, (_, _, episodes, _) in zip((before, after), results):
+        assert trajectory.actions.shape == (length, B)
+        counting.check_trajectory(trajectory)
+        np.testing.assert_allclose(episodes[:3], counting.episode_stats(trajectory)[:3], rtol=1e-6)
+    counting.check_contiguous(before, after)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(20, 4), (50, 2), (7, 1), (1, 1)])
+def test_steps_at_once_divide_the_rollout(length: int, expected: int) -> None:
+    assert rollout._steps_at_once(length) == 1
+    with topology.compiling_for("gpu"):
+        assert rollout._steps_at_once(length) == expected
 
 
 def test_steps_after_the_end_change_nothing() -> None:
@@ -354,6 +376,25 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
         harness.assert_same(member[0].actors.key, single.actors.key)
         np.testing.assert_allclose(member[1].metrics["loss/total"], alone.metrics["loss/total"], rtol=1e-3, atol=1e-4)
         harness.assert_same(member[1].episodes, alone.episodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+def test_an_update_for_a_gpu_is_that_for_a_cpu(
+    name: str, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that is alone on its device is not mapped there, and sums are one; numbers agree but for rounding."""
+    run = runs[name]
+    there, expected = run.advance(run.start(), 1)
+    here = topology.compiling_for
+    monkeypatch.setattr(topology, "compiling_for", lambda platform: here("gpu"))
+    other = Run(run.agent, harness.make_program(run.agent, COUNTING, num_envs=B))
+    state, report = other.advance(other.start(), 1)
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, there)
+    harness.assert_same(report.env_steps, expected.env_steps)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), report[:2], expected[:2])
+    params = (state.learner.params, there.learner.params)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *params)
 
 
 def test_shards_hold_their_own_lanes(runs: dict[str, Run]) -> None:
