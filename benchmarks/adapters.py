@@ -42,6 +42,8 @@ class Task(NamedTuple):
     Attributes:
       env: the environment.
       gain: the least difference of mean returns between the trained policy and random actions.
+      sampled: True compares the policy as it is trained, whose actions are drawn. In Craftax the most probable action is
+        often one that does nothing in the dark, or against a wall, for good.
       options: of the environment.
       config: of PPO.
       settings: further arguments of `podracer.train`.
@@ -52,12 +54,13 @@ class Task(NamedTuple):
     options: Mapping[str, Any] = {}
     config: Mapping[str, Any] = {}
     settings: Mapping[str, Any] = {}
+    sampled: bool = False
 
 
 CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
 TASKS = {
     "brax": Task("brax:inverted_pendulum", 20.0, {"max_steps": 250}),
-    "craftax": Task(CRAFTAX, 0.5, {"max_steps": 1000}, {"discount": 0.99}, {"reset_pool": 16}),
+    "craftax": Task(CRAFTAX, 0.5, {"max_steps": 1000}, {"discount": 0.99}, {"reset_pool": 16}, sampled=True),
     "gymnax": Task("gymnax:CartPole-v1", 100.0),
     "jumanji": Task("jumanji:Game2048-v1", 200.0),
     "navix": Task("navix:Navix-Empty-5x5-v0", 0.3),
@@ -67,7 +70,7 @@ TASKS = {
     # begin some 30 in a rollout, and a pool of 16 states is no great repetition.
     "craftax-lstm": Task(
         CRAFTAX,
-        1.0,
+        2.0,
         {},
         {
             "core": "lstm",
@@ -79,7 +82,8 @@ TASKS = {
             "learning_rate": 5e-4,
             "num_minibatches": 8,
         },
-        {"reset_pool": 16, "total_steps": 300_000},
+        {"reset_pool": 16, "total_steps": 1_500_000},
+        sampled=True,
     ),
 }
 
@@ -124,10 +128,10 @@ def run(name: str, task: Task, total_steps: int, seed: int) -> dict[str, Any]:
     before = next(row["episode/return"] for row in result.history if "episode/return" in row)
     after = result.summary["eval_return_mean"]
     last = [row["episode/return"] for row in result.history if "episode/return" in row][-10:]
-    gained = after - at_random >= task.gain
-    print(
-        f"{task.env}: {before:.3f} before, {after:.3f} after: {'as it should' if gained else 'TOO LITTLE'}", flush=True
-    )
+    sampled = float(np.mean(last))
+    gained = (sampled if task.sampled else after) - at_random >= task.gain
+    verdict = "as it should" if gained else "TOO LITTLE"
+    print(f"{task.env}: {before:.3f} before, {after:.3f} after, {sampled:.3f} of samples: {verdict}", flush=True)
     library = adapters.LIBRARIES[task.env.partition(":")[0]]
     distribution = library.requirements[0].partition(">=")[0]
     return {
@@ -137,7 +141,7 @@ def run(name: str, task: Task, total_steps: int, seed: int) -> dict[str, Any]:
         "random": at_random,
         "before": before,
         "after": after,
-        "sampled": float(np.mean(last)),
+        "sampled": sampled,
         "least_gain": task.gain,
         "gained": gained,
         "seconds": time.perf_counter() - start,
