@@ -42,8 +42,8 @@ class Task(NamedTuple):
     Attributes:
       env: the environment.
       gain: the least difference of mean returns between the trained policy and random actions.
-      sampled: True compares the policy as it is trained, whose actions are drawn. In Craftax the most probable action is
-        often one that does nothing in the dark, or against a wall, for good.
+      sampled: True compares the policy as it is trained, whose actions are drawn. In Craftax the most probable action
+        often does nothing, in the dark or against a wall, for good.
       options: of the environment.
       config: of PPO.
       settings: further arguments of `podracer.train`.
