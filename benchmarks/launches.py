@@ -34,7 +34,7 @@ class Arguments:
 
     Attributes:
       programs: those of `LOOPS` to compile.
-      before: a clone of another commit, which is compiled too.
+      before: a clone of another commit, which is compiled too; without it, nothing is written.
       rounds: compilations of each, in turns; the least processor time counts.
       out: JSON file.
     """
@@ -58,7 +58,8 @@ def main(arguments: Arguments) -> int:
                 results[name][when] = new
                 print(f"{name}, {when}: {new}", flush=True)
     settings = {"programs": arguments.programs, "rounds": arguments.rounds}
-    measure.write(arguments.out, "python benchmarks/launches.py --before CLONE", settings, results)
+    if arguments.before:
+        measure.write(arguments.out, "python benchmarks/launches.py --before CLONE", settings, results)
     return 0
 
 

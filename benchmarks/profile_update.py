@@ -86,6 +86,7 @@ def operations(folder: str) -> Iterator[tuple[str, float]]:
 
 
 def main() -> None:
+    """Trains under the profiler, and prints the parts of an update."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agent", choices=sorted(PRESETS))
     parser.add_argument("--num-envs", type=int, default=1024)

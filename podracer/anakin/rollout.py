@@ -121,14 +121,18 @@ def rollout(
 
     # Sums per lane in the loop, and over lanes once after it: a reduction is a kernel of its own.
     no_episodes = jax.tree.map(jnp.zeros_like, jax.eval_shape(autoreset.finished, actors.lanes))
-    lanes, n = flat_lanes(actors.lanes), _steps_at_once(T)
+    lanes, n = flat_lanes(actors.lanes), _steps_at_once(agent, T)
+    whole = T - T % n
     inputs = act_keys, jax.random.split(env_key, (T, B)), reset_inputs
-    ((lanes, memory, episodes), rows), made = lax.scan(
-        several_steps,
-        ((lanes, actors.agent, no_episodes), jax.tree.map(row_buffer, _packed(lanes.timestep))),
-        (jnp.arange(0, T, n, dtype=jnp.int32), jax.tree.map(lambda x: x.reshape(T // n, n, *x.shape[1:]), inputs)),
-    )
-    actions, extras = jax.tree.map(lambda x: x.reshape(T, *x.shape[2:]), made)
+    starts = jnp.arange(0, whole, n, dtype=jnp.int32)
+    groups = jax.tree.map(lambda x: x[:whole].reshape(whole // n, n, *x.shape[1:]), inputs)
+    carry = (lanes, actors.agent, no_episodes), jax.tree.map(row_buffer, _packed(lanes.timestep))
+    carry, made = lax.scan(several_steps, carry, (starts, groups))
+    made = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), made)
+    if whole < T:
+        carry, tail = several_steps(carry, (jnp.int32(whole), jax.tree.map(lambda x: x[whole:], inputs)))
+        made = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), made, tail)
+    ((lanes, memory, episodes), rows), (actions, extras) = carry, made
     lanes = shaped_lanes(lanes)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), example)
     rows = _unpacked(rows)
@@ -140,10 +144,11 @@ def rollout(
     return Actors(lanes, memory, actors.lane, actors.key), trajectory, sums
 
 
-def _steps_at_once(length: int) -> int:
-    """Returns the number of steps in an iteration of a rollout's loop, a divisor of its `length`."""
+def _steps_at_once(agent: Agent, length: int) -> int:
+    """Returns the number of steps in an iteration of a rollout's loop; those that remain follow it."""
     most = STEPS_AT_ONCE.get(topology.platform(), 2)
-    return next(n for n in range(most, 0, -1) if length % n == 0)
+    # A search's own loops take longer than launches of a step, and are long to compile.
+    return min(length, most, 2 if hasattr(agent.config, "simulations") else most)
 
 
 def _packed(row: TimeStep) -> tuple[ArrayTree, jax.Array]:

@@ -175,7 +175,7 @@ def _suggest(name: str) -> str:
             bare = {_bare(known): known for known in reversed(group)}
             same = same or [bare[close] for close in difflib.get_close_matches(_bare(name), bare, n=2)]
     if same:
-        return f"did you mean {' or '.join(map(repr, same))}? `podracer envs` lists all of them."
+        return f"did you mean {' or '.join(map(repr, same))}? `podracer envs PATTERN` searches for others."
     return (
         f"Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool, Gymnasium and pgx too, "
         f"and `podracer envs PREFIX` lists those of {', '.join(adapters.LIBRARIES)}."

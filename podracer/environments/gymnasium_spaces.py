@@ -120,6 +120,8 @@ def actions_for(space: Any, own: Any) -> Callable[[Any], np.ndarray]:
       space: the environment's, of Gymnasium.
       own: `action_space` of it.
     """
+    if isinstance(own, spaces.Discrete) and not own.start:
+        return lambda actions: gate.choices(actions, own)
     if isinstance(own, spaces.Discrete):
         return lambda actions: gate.to_environment(gate.choices(actions, own), own)
     if isinstance(own, spaces.MultiDiscrete):

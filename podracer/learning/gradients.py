@@ -42,7 +42,7 @@ def at_a_time(
       rows_per_unit: T.
       units: of the batch.
       unrolled: whether rows are states that a model is unrolled to, beside images.
-      narrow: whether vectors go side by side through a network that is `narrow`.
+      narrow: whether vectors go side by side through a network that `is_narrow`.
 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
@@ -50,21 +50,29 @@ def at_a_time(
     # Images need far more memory for activations than vectors do.
     images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
     if topology.on_cpu():
-        of_vectors = "narrow" if narrow else "vectors"
-        kind = ("unrolled" if unrolled else "images") if images else of_vectors
+        kind = ("unrolled" if unrolled else "images") if images else "vectors"
         limit = ROWS_IN_CACHE[kind] // rows_per_unit
+        few = _divisor(units, ROWS_IN_CACHE["narrow"] // rows_per_unit)
+        # Groups of a few rows cost more than a second thread: of a prime number of rows, all go together.
+        if kind == "vectors" and narrow and few * rows_per_unit >= ROWS_IN_CACHE["narrow"] // 8:
+            return few
     elif images:
         pixels = sum(math.prod(x.shape[2:4]) for x in images)
         frames = FRAMES_IN_MEMORY.get(topology.platform(), min(FRAMES_IN_MEMORY.values()))
         limit = frames * 84 * 84 // (pixels * rows_per_unit)
     else:
         limit = units
+    return _divisor(units, limit)
+
+
+def _divisor(units: int, limit: int) -> int:
+    """The largest divisor of a number that is at most a limit; 1 where the limit is below."""
     return next(n for n in range(max(1, min(limit, units)), 0, -1) if units % n == 0)
 
 
-def narrow(params: ArrayTree) -> bool:
+def is_narrow(params: ArrayTree) -> bool:
     """Returns True if no array of a network has more than `NARROW` weights."""
-    return max(x.size for x in jax.tree.leaves(params)) <= NARROW
+    return all(x.size <= NARROW for x in jax.tree.leaves(params))
 
 
 def accumulate(

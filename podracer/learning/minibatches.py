@@ -85,7 +85,7 @@ def run(
     Raises:
       ValueError: for a target, and a loss without that metric.
     """
-    num_units, narrow = order.shape[1], num_rows == 1 and gradients.narrow(learner.params)
+    num_units, narrow = order.shape[1], num_rows == 1 and gradients.is_narrow(learner.params)
     num_chunks = num_units // gradients.at_a_time(observation, num_rows, num_units, narrow=narrow)
 
     def step(carry: tuple[Any, ArrayTree, Any], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:

@@ -112,7 +112,7 @@ def apply(
       learning_rate: float32 [], or None (see `learning_rate`).
       num_rows: rows of a lane that go through the network.
       unrolled: whether most of them are states that a model is unrolled to.
-      independent: whether they go through it side by side, for it has no core; then fewer may go at a time.
+      independent: whether they go through it side by side, as where the network has no core; fewer may go at a time.
       together: whether the loss has to see all lanes of a shard at once, as batch normalisation does.
       copy_every: updates between copies of the parameters to `aux`; 0 for none.
 
@@ -163,7 +163,7 @@ def gradient(
     num_lanes, observations = _sizes(batch)
     at_a_time = num_lanes
     if not together:
-        narrow = independent and gradients.narrow(params)
+        narrow = independent and gradients.is_narrow(params)
         at_a_time = gradients.at_a_time(observations, num_rows, num_lanes, unrolled, narrow)
     num_chunks = num_lanes // at_a_time
 

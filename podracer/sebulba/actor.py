@@ -223,6 +223,11 @@ class Actor(threading.Thread):
             self.number += context.num_actors
 
 
+def _is_finite(x: np.ndarray) -> bool:
+    # The sum of squares takes a fraction of the time of looking at each number.
+    return x.dtype.kind != "f" or math.isfinite(np.vdot(x, x))
+
+
 def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> str:
     """Names what is not finite in rows of observations; "" for nothing.
 
@@ -233,9 +238,10 @@ def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> 
       actions: that led to them; where these are not finite, it is no fault of the environment.
     """
     observation = rows.observation
-    leaves = (observation,) if isinstance(observation, np.ndarray) else jax.tree.leaves(observation)
-    # The sum of squares takes a fraction of the time of looking at each number.
-    if all(x.dtype.kind != "f" or math.isfinite(np.vdot(x, x)) for x in leaves):
+    if isinstance(observation, np.ndarray):
+        if _is_finite(observation):
+            return ""
+    elif all(map(_is_finite, jax.tree.leaves(observation))):
         return ""
     for path, x in jax.tree.leaves_with_path(observation):
         x = np.asarray(x)

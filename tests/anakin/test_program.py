@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import types
 from typing import Any
 
 import jax
@@ -188,11 +189,15 @@ def two_rollouts() -> tuple[Agent, Any]:
     return agent, rollouts(agent, 2)[1]
 
 
-def test_rollouts_for_a_gpu_obey_the_contract() -> None:
-    """There an iteration of the loop takes several steps."""
-    length = 2 * rollout.STEPS_AT_ONCE["gpu"]
+@pytest.mark.parametrize("length", [8, pytest.param(7, marks=pytest.mark.slow)])
+def test_rollouts_for_a_gpu_are_those_for_a_cpu(length: int) -> None:
+    """There an iteration of the loop takes several steps; those that remain follow it."""
+    _, expected = rollouts(agent_of("vtrace"), 2, length=length)
     with topology.compiling_for("gpu"):
         _, results = rollouts(agent_of("vtrace"), 2, length=length)
+    for (_, there, *_), (_, here, *_) in zip(results, expected):
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+        jax.tree.map(close, *map(harness.numbers_of, (there, here)))
     before, after = (harness.numbers_of(trajectory) for _, trajectory, _, _ in results)
     for trajectory, (_, _, episodes, _) in zip((before, after), results):
         assert trajectory.actions.shape == (length, B)
@@ -201,11 +206,13 @@ def test_rollouts_for_a_gpu_obey_the_contract() -> None:
     counting.check_contiguous(before, after)
 
 
-@pytest.mark.parametrize(("length", "expected"), [(20, 4), (50, 2), (7, 1), (1, 1)])
-def test_steps_at_once_divide_the_rollout(length: int, expected: int) -> None:
-    assert rollout._steps_at_once(length) == 1
+def test_steps_at_once_fit_the_platform_the_rollout_and_the_agent() -> None:
+    agent = agent_of("vtrace")
+    searching = agent._replace(config=types.SimpleNamespace(simulations=2))  # type: ignore[arg-type]
+    assert rollout._steps_at_once(agent, 20) == 1
     with topology.compiling_for("gpu"):
-        assert rollout._steps_at_once(length) == expected
+        assert [rollout._steps_at_once(agent, length) for length in (20, 7, 3, 1)] == [4, 4, 3, 1]
+        assert rollout._steps_at_once(searching, 20) == 2
 
 
 def test_steps_after_the_end_change_nothing() -> None:

@@ -216,20 +216,20 @@ def complaint(capsys, command):
         ("envs zzz", "no environment that is installed here has 'zzz' in its name."),
         (
             "train ppo Pong-v5",
-            "unknown environment 'Pong-v5'; did you mean 'envpool:Pong-v5'? `podracer envs` lists all of them.",
+            "unknown environment 'Pong-v5'; did you mean 'envpool:Pong-v5'? `podracer envs PATTERN` searches for others.",
         ),
-        ("train ppo pong", "did you mean 'envpool:Pong-v5'? `podracer envs`"),
+        ("train ppo pong", "did you mean 'envpool:Pong-v5'? `podracer envs PATTERN`"),
         (
             "train ppo CartPole-v1",
-            "did you mean 'gymnasium:CartPole-v1' or 'envpool:CartPole-v1' or 'cartpole'? `podracer envs`",
+            "did you mean 'gymnasium:CartPole-v1' or 'envpool:CartPole-v1' or 'cartpole'? `podracer envs PATTERN`",
         ),
         (
             "train ppo lunar_lander",
-            "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? `podracer envs`",
+            "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? `podracer envs PATTERN`",
         ),
         (
             "train ppo LunarLander-v2",
-            "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? `podracer envs`",
+            "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? `podracer envs PATTERN`",
         ),
         ("agents ppo", "agents takes no arguments, but got ppo."),
         ("train vtrace catch --pbt.rule impala", "pbt needs an interval (--pbt.interval)"),

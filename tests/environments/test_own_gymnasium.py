@@ -233,7 +233,7 @@ def test_packages_that_are_missing(monkeypatch):
     missing |= {"envpool", "gymnasium", "pgx"}
     assert environments.names() == list(envs_jax.names())
     with pytest.raises(
-        ValueError, match=r"unknown environment 'CartPole-v1'; did you mean 'cartpole'\? `podracer envs`"
+        ValueError, match=r"unknown environment 'CartPole-v1'; did you mean 'cartpole'\? `podracer envs PATTERN`"
     ):
         environments.make("CartPole-v1")
 

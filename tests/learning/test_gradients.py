@@ -52,6 +52,16 @@ def test_a_group_is_the_one_of_the_split_batch():
     jax.tree.map(np.testing.assert_array_equal, group, of_split)
 
 
+def test_narrow_networks_take_few_rows_but_not_too_few():
+    rows = jnp.zeros((1, 1, 4))
+    found = [gradients.at_a_time(rows, 1, units, narrow=True) for units in (2400, 600, 601, 2 * 673, 2 * 1361)]
+    assert found == [600, 600, 601, 2 * 673, 1361]
+    assert [gradients.at_a_time(rows, 20, lanes, narrow=True) for lanes in (1024, 31)] == [16, 31]
+    sizes = {8192: True, 8193: False}
+    assert all(gradients.is_narrow({"w": jnp.zeros(n)}) is expected for n, expected in sizes.items())
+    assert gradients.is_narrow({})
+
+
 @pytest.mark.parametrize(
     ("T", "B", "observation", "expected"),
     [(20, 16, (84, 84), 2), (20, 15, (84, 84), 1), (100, 4, (84, 84), 1), (20, 1024, None, 128), (20, 32, None, 32)],
