@@ -58,7 +58,7 @@ def require_guard() -> None:
     try:
         with open(script, encoding="utf-8") as file:
             tree = ast.parse(file.read())
-    except (OSError, SyntaxError, UnicodeDecodeError):  # not Python's text: an executable
+    except (OSError, SyntaxError, ValueError):  # not Python's text: an executable, whose zeros are either error
         return
     compared = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
     if not any("__name__" in ast.unparse(node) for node in compared):
