@@ -97,9 +97,6 @@ def rollout(
         observation = shaped(lanes.timestep.observation, 1, like=example)
         return lanes._replace(timestep=lanes.timestep._replace(observation=observation))
 
-    def row_buffer(x: jax.Array) -> jax.Array:
-        return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
-
     def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
         lanes, memory, episodes = carry
         act_key, env_keys, reset_input = inputs
@@ -109,39 +106,61 @@ def rollout(
         lanes = advance(lanes, action, env_keys, reset_input)
         episodes = jax.tree.map(jnp.add, episodes, autoreset.finished(lanes))
         lanes = flat_lanes(lanes)
-        return (lanes, memory, episodes), (_packed(lanes.timestep), action, extras)
-
-    def several_steps(carry: Any, inputs: Any) -> tuple[Any, Any]:
-        acting, rows = carry
-        t, inputs = inputs
-        acting, (newest, actions, extras) = lax.scan(step, acting, inputs, unroll=True)
-        # Rows go straight into a buffer of T+1: stacking T rows and then prepending row 0 would copy all observations.
-        put = lambda buffer, x: lax.dynamic_update_slice_in_dim(buffer, x, t + 1, 0)  # noqa: E731
-        return (acting, jax.tree.map(put, rows, newest)), (actions, extras)
+        return (lanes, memory, episodes), (_packed(lanes.timestep), (action, extras))
 
     # Sums per lane in the loop, and over lanes once after it: a reduction is a kernel of its own.
     no_episodes = jax.tree.map(jnp.zeros_like, jax.eval_shape(autoreset.finished, actors.lanes))
-    lanes, n = flat_lanes(actors.lanes), _steps_at_once(agent, T)
-    whole = T - T % n
+    lanes = flat_lanes(actors.lanes)
+    carry, row = (lanes, actors.agent, no_episodes), _packed(lanes.timestep)
     inputs = act_keys, jax.random.split(env_key, (T, B)), reset_inputs
-    starts = jnp.arange(0, whole, n, dtype=jnp.int32)
-    groups = jax.tree.map(lambda x: x[:whole].reshape(whole // n, n, *x.shape[1:]), inputs)
-    carry = (lanes, actors.agent, no_episodes), jax.tree.map(row_buffer, _packed(lanes.timestep))
-    carry, made = lax.scan(several_steps, carry, (starts, groups))
-    made = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), made)
-    if whole < T:
-        carry, tail = several_steps(carry, (jnp.int32(whole), jax.tree.map(lambda x: x[whole:], inputs)))
-        made = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), made, tail)
-    ((lanes, memory, episodes), rows), (actions, extras) = carry, made
-    lanes = shaped_lanes(lanes)
+    carry, packed, (actions, extras) = _scan_steps(step, carry, row, inputs, T, _steps_at_once(agent, T))
+    lanes, memory, episodes = carry
+    lanes, rows = shaped_lanes(lanes), _unpacked(packed)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), example)
-    rows = _unpacked(rows)
     rows = rows._replace(observation=shaped(rows.observation, 2, like=like))
     # All actions of a rollout come from one version of the parameters.
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
     sums = tasks.summed(episodes, len(tasks.parts(environment)))
     return Actors(lanes, memory, actors.lane, actors.key), trajectory, sums
+
+
+def _scan_steps(
+    step: Callable[[Any, Any], tuple[Any, tuple[Any, Any]]], carry: Any, row: Any, inputs: Any, length: int, n: int
+) -> tuple[Any, Any, Any]:
+    """Scans over the steps of a rollout, n in an iteration, and records the rows.
+
+    Args:
+      step: `(carry, inputs of a step) -> (carry, (row t + 1, other outputs))`.
+      carry: of the first step.
+      row: row 0, a tree of [B, ...].
+      inputs: a tree of [T, ...].
+      length: T.
+      n: steps of an iteration; those that remain follow the loop.
+
+    Returns:
+      The carry after T steps, rows [T+1, B, ...], and other outputs [T, ...].
+    """
+
+    def several_steps(state: Any, now: Any) -> tuple[Any, Any]:
+        (carry, rows), (t, inputs) = state, now
+        carry, (newest, others) = lax.scan(step, carry, inputs, unroll=True)
+        # Rows go straight into a buffer of T+1: stacking T rows and then prepending row 0 would copy all observations.
+        put = lambda buffer, x: lax.dynamic_update_slice_in_dim(buffer, x, t + 1, 0)  # noqa: E731
+        return (carry, jax.tree.map(put, rows, newest)), others
+
+    def buffer_with(x: jax.Array) -> jax.Array:
+        return lax.dynamic_update_index_in_dim(jnp.zeros((length + 1, *x.shape), x.dtype), x, 0, 0)
+
+    whole = length - length % n
+    groups = jax.tree.map(lambda x: x[:whole].reshape(whole // n, n, *x.shape[1:]), inputs)
+    starts = jnp.arange(0, whole, n, dtype=jnp.int32)
+    state, others = lax.scan(several_steps, (carry, jax.tree.map(buffer_with, row)), (starts, groups))
+    others = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), others)
+    if whole < length:
+        state, last = several_steps(state, (jnp.int32(whole), jax.tree.map(lambda x: x[whole:], inputs)))
+        others = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), others, last)
+    return *state, others
 
 
 def _steps_at_once(agent: Agent, length: int) -> int:

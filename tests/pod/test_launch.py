@@ -26,7 +26,10 @@ def started(tmp_path, text, *options, **settings):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()  # else it would outlive a test that failed, and break others
     return process.returncode, out, err
 
 
@@ -139,7 +142,9 @@ def test_no_process_outlives_its_launcher(tmp_path):
 
 
 def test_a_signal_is_passed_on(tmp_path):
-    text = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print(os.getpid(), flush=True); time.sleep(60)"
+    # Python hears a signal after a sleep that began just as it came: short ones.
+    sleep = "[time.sleep(0.1) for _ in range(600)]"
+    text = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print(os.getpid(), flush=True); {sleep}"
     process = started(tmp_path, text, "--restarts", "3")
     assert process.stdout is not None
     pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
