@@ -23,8 +23,8 @@ longer than they work (docs/adr/0044). Rows of a core go one after the other, so
 operations."""
 
 NARROW = 8192
-"""Weights of the largest array of a network whose products are too short for two threads: 64x64 gains a third from
-one, 128x128 nothing, and 256x256 is faster with two (docs/adr/0044)."""
+"""Weights of the largest array of a network whose products are too short for two threads: 64x64 is faster
+with one, 128x128 as fast, and 256x256 is faster with two (docs/adr/0044)."""
 
 FRAMES_IN_MEMORY = {"tpu": 4096, "gpu": 8192}
 """Images of 84x84, or as many pixels of other sizes, at a time elsewhere, where only the memory is a limit: a full
