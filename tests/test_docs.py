@@ -17,10 +17,13 @@ import podracer.cli.serve
 import podracer.cli.suite
 import podracer.cli.train
 import podracer.sweeps.sweep
+from tests.support import tiers
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "generated" not in page.relative_to(DOCS).parts)
+LONG = ("adapters", "deployment", "meta_gradients", "populations", "remote", "search", "sweeps", "tasks")
+"""Guides that run nightly alone: each takes several trainings."""
 GUIDES = [page for page in PAGES if "```python" in page.read_text()]
 
 
@@ -171,7 +174,9 @@ def test_a_tracker_keeps_all_rows_of_a_population(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+@pytest.mark.parametrize(
+    "page", tiers.all_but([page for page in GUIDES if name_of(page) not in LONG], GUIDES), ids=name_of
+)
 def test_a_guide_runs(page, monkeypatch, tmp_path):
     import jax
 

@@ -14,7 +14,7 @@ import envs_jax
 import podracer
 from podracer import nets
 from podracer.learning import optimizer
-from tests.support import harness
+from tests.support import harness, tiers
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = {"num_envs": 8, "eval_episodes": 4, "progress": False}
@@ -65,7 +65,7 @@ NETWORKS = ["linen_mlp", "nnx_mlp", "equinox_mlp", "haiku_mlp", "linen_gru"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", tiers.all_but(("nnx_mlp", "linen_gru"), NETWORKS))
 def test_networks_of_other_libraries_are_trained_saved_and_loaded(name, tmp_path):
     network = example(f"networks/{name}").network(envs_jax.make("catch").spec)
     settings = {"config": {"rollout_length": 5}, "total_steps": 80, "run_dir": tmp_path / "run", **SMALL}

@@ -243,7 +243,7 @@ def test_a_warning_ends_a_notebook(notebooks, tmp_path):
         notebooks.executed(notebook, tmp_path, os.environ | {"PYTHONWARNINGS": WARNINGS}, seconds=60)
 
 
-LONG = ("3_sebulba_atari", "6_meta_gradients", "7_many_processes")
+LONG = ("2_your_own", "3_sebulba_atari", "4_self_play", "6_meta_gradients", "7_many_processes")
 """Notebooks that take a minute or more."""
 
 

@@ -17,7 +17,7 @@ from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.learning import gradients, replay_steps, update_from_replay
 from podracer.search import prefix_models, search, windows
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
-from tests.support import harness
+from tests.support import harness, tiers
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(4), None)
@@ -195,6 +195,7 @@ def test_without_a_forecast_nothing_is_consistent() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_statistics_are_state() -> None:
     """Statistics of batch norm: learning moves them; published and copied parameters keep their own."""
     agent = made(IMAGES, **BATCH, target_interval=2)
@@ -225,6 +226,7 @@ def test_statistics_are_state() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_images_of_one_channel_are_learnt_from_as_with_an_axis_for_it() -> None:
     """Shifts and brightness too."""
     results = []
@@ -240,6 +242,7 @@ def test_images_of_one_channel_are_learnt_from_as_with_an_axis_for_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_statistics_move_with_all_rows_in_the_order_of_the_unroll() -> None:
     """h of o_0 and f; at each step g, the prefix, f, P and q; then h and P once, of all that was seen later."""
     agent = made(IMAGES, **(BATCH | {"unroll_length": 2}))
@@ -624,7 +627,7 @@ class NoForecast(prefix_models._Vectors):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("both_move", [False, True])
+@pytest.mark.parametrize("both_move", [*tiers.nightly(False), True])
 def test_projections_collapse_where_what_was_seen_moves_too(both_move: bool) -> None:
     """With no stop of gradients and no forecast in between, all projections become one (Chen and He 2021).
 

@@ -6,6 +6,7 @@ A mask is used in several places of an agent. Each of the tests below fails if o
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 from typing import Any
 
@@ -20,7 +21,7 @@ from podracer import nets, returns, spaces
 from podracer.agents.registry import AGENTS
 from podracer.learning import value_distributions
 from podracer.types import Agent, Batch, EnvSpec, TimeStep, Trajectory
-from tests.support import benchmarks, harness
+from tests.support import benchmarks, harness, tiers
 
 masks = benchmarks.load("masks")
 
@@ -260,11 +261,12 @@ def test_illegal_outputs_have_no_gradient_and_a_mask_of_ones_changes_no_bit(case
 
 
 PROBED = ("ppo", "vtrace", "pqn", "dqn", "r2d2")
+SLOW = (("ppo", "anakin"), ("vtrace", "sebulba"), ("pqn", "sebulba"), ("dqn", "anakin"))
+"""Cases that do not wait for the night: each agent but R2D2, which is DQN here, and both drivers."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
-@pytest.mark.parametrize("name", PROBED)
+@pytest.mark.parametrize(("name", "arch"), tiers.all_but(SLOW, [*itertools.product(PROBED, ("anakin", "sebulba"))]))
 def test_the_masked_probe_is_learnt_without_an_illegal_action(name: str, arch: str, tmp_path: pathlib.Path) -> None:
     """And an export takes the best legal action."""
     run = masks.probed(name, arch=arch)

@@ -13,7 +13,7 @@ from podracer.agents import MuZeroConfig, muzero
 from podracer.learning.bins import Bins
 from podracer.search import windows, world_models
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
-from tests.support import harness
+from tests.support import harness, tiers
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, GAMMA = 4, 0.9
@@ -314,7 +314,7 @@ IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Dis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [SPEC, *tiers.nightly(IMAGES)], ids=lambda spec: spec.name)
 def test_one_batch_is_learnt_by_heart(spec: EnvSpec) -> None:
     """A learner that sees nothing else says its rewards, values and policies."""
     sizes: Any = {"hidden_sizes": (64,), "state_size": 32, "channels": 8, "head_size": 32, "num_bins": 11}

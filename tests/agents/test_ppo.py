@@ -20,7 +20,7 @@ from podracer.agents.ppo import (
 )
 from podracer.learning import minibatches
 from podracer.types import EnvSpec, TimeStep, Trajectory
-from tests.support import harness, oracles
+from tests.support import harness, oracles, tiers
 
 T, B, A = 6, 8, 4
 KEY = jax.random.key(0)
@@ -173,7 +173,7 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
     [
         (SPEC.action_space, {}),
         *(
-            pytest.param(SPEC.action_space, {"core": core, "core_size": 5, "core_memory": 4}, marks=pytest.mark.slow)
+            tiers.nightly((SPEC.action_space, {"core": core, "core_size": 5, "core_memory": 4}))[0]
             for core in ("lstm", "gru", "mingru", "lru", "gtrxl")
         ),
         pytest.param(
@@ -361,7 +361,7 @@ def played(config: PPOConfig) -> tuple[Any, Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("core", "chunk_length"),
-    [pytest.param(*case, marks=[] if case[1] == 8 else pytest.mark.nightly) for case in CHUNKS],
+    tiers.all_but([case for case in CHUNKS if case[1] == 8 and case[0] in ("lstm", "lru", "gtrxl")], CHUNKS),
 )
 def test_before_the_first_step_every_ratio_is_1(core: Any, chunk_length: int) -> None:
     """In every minibatch of all epochs, at a learning rate of 0: chunks begin with the state of acting."""

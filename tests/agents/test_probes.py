@@ -19,7 +19,7 @@ from podracer.learning import value_distributions
 from podracer.learning.bins import Bins
 from podracer.search import world_models
 from podracer.types import Agent, LearnerState, TimeStep
-from tests.support import harness, probes
+from tests.support import harness, probes, tiers
 
 GAMMA = 0.8
 LANES, SEEDS = 16, 2
@@ -195,9 +195,7 @@ def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
 
 @pytest.mark.slow
 @discrete
-@pytest.mark.parametrize(
-    "kind", ["quantile", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("mean", "categorical"))]
-)
+@pytest.mark.parametrize("kind", tiers.all_but(["quantile"], ["quantile", "mean", "categorical"]))
 def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> None:
     """The largest action value at every observation, and which it is."""
     apply, members = trained_dqn(TOGETHER, kind)

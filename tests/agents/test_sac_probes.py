@@ -149,6 +149,7 @@ def test_units_do_not_matter() -> None:
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *ends)
 
 
+@pytest.mark.nightly
 def test_members_are_the_single_runs() -> None:
     """Updates in blocks, and statistics of a member's own rows."""
     config = {"policy_interval": 3, "target_policy": True, "policy": "deterministic", "noise": (0.1, 0.2)}

@@ -240,6 +240,7 @@ def test_misses_come_first():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("network", ["planes", "connect_four"])
 def test_search_is_measured(network, tmp_path):
     small = {"lanes": (2,), "actions": (3,), "simulations": (4,), "repeats": 2, "seconds": 0.01}

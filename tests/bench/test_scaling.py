@@ -114,6 +114,7 @@ def test_what_was_measured_is_within_the_bars():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_layouts_are_measured(tmp_path, capsys):
     path = tmp_path / "scaling.json"
     tiny = ["--num-envs", "16", "--repeats", "1", "--seconds", "0.02", "--presets", "vtrace", "sebulba"]

@@ -640,6 +640,7 @@ def test_an_interrupted_run(monkeypatch, capsys):
 
 
 @pytest.mark.slow  # what is behind it is quick: tests/training/test_training.py
+@pytest.mark.nightly
 def test_all_checkpoints_damaged(copied, capsys):
     for path in (copied / "checkpoints").rglob("d/*"):
         path.write_bytes(b"")

@@ -17,17 +17,10 @@ from envs_jax.testing import check_environment, check_game
 from podracer import environments, nets, spaces
 from podracer.evaluation import matches
 from podracer.evaluation import players as _players
-from tests.support import games_oracles
+from tests.support import games_oracles, tiers
 
 GAMES = 16
 OURS = ("tic_tac_toe", "connect_four", "othello")
-
-
-def slowly(*names):
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-CHESS = pytest.param("chess", marks=[pytest.mark.slow, pytest.mark.nightly])
 
 
 @functools.cache
@@ -89,7 +82,9 @@ def played(name):
         return jax.device_get(jax.jit(jax.vmap(game))(jax.random.split(jax.random.key(0), GAMES), rates))
 
 
-@pytest.mark.parametrize("name", ["connect_four", *slowly("tic_tac_toe", "othello", "hex", "go_9x9"), CHESS])
+@pytest.mark.parametrize(
+    "name", ["connect_four", *tiers.slow("tic_tac_toe", "othello", "hex"), *tiers.nightly("go_9x9", "chess")]
+)
 def test_games_are_those_of_pgx(name):
     rows = played(name)
     board, mask, over, reward = rows["theirs"]
@@ -110,7 +105,7 @@ def test_games_are_those_of_pgx(name):
     assert over[:, -1].any()
 
 
-@pytest.mark.parametrize("name", ["connect_four", *slowly("tic_tac_toe", "othello")])
+@pytest.mark.parametrize("name", ["connect_four", *tiers.slow("tic_tac_toe", "othello")])
 def test_our_own_games_are_those_of_pgx(name):
     rows = jax.tree.map(lambda x: x[: GAMES // 2], played(name))
     (observation, transition), (own, own_transition) = rows["here"], rows["own"]
@@ -121,7 +116,7 @@ def test_our_own_games_are_those_of_pgx(name):
     np.testing.assert_array_equal(make(name).symmetries.actions, envs_jax.make(name).symmetries.actions)
 
 
-@pytest.mark.parametrize("name", slowly("hex", "go_9x9"))
+@pytest.mark.parametrize("name", [*tiers.slow("hex"), *tiers.nightly("go_9x9")])
 def test_a_game_can_be_turned(name):
     """The same game, turned from its first ply on, looks turned."""
     env = make(name)
@@ -154,14 +149,16 @@ def test_a_game_can_be_turned(name):
     assert over[:, -1].all()
 
 
-@pytest.mark.parametrize("name", ["tic_tac_toe", *slowly("connect_four", "othello", "hex")])
+@pytest.mark.parametrize("name", ["tic_tac_toe", *tiers.slow("connect_four", "othello", "hex")])
 def test_what_a_search_relies_on(name, monkeypatch):
     env = make(name)
     monkeypatch.setattr(env, "symmetries", None)  # states are not turned here, games are, above
     check_game(env)
 
 
-@pytest.mark.parametrize("name", slowly("tic_tac_toe", "2048", "minatar-breakout", "leduc_holdem", "hex"))
+@pytest.mark.parametrize(
+    "name", [*tiers.slow("2048", "minatar-breakout"), *tiers.nightly("tic_tac_toe", "leduc_holdem", "hex")]
+)
 def test_environments_keep_their_contract(name):
     check_environment(make(name, **({"opponent": "random"} if name == "leduc_holdem" else {})))
 

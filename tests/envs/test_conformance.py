@@ -21,7 +21,7 @@ SEVERAL = ("minigrid_", "minatar_")
 def tier(name):
     if name in QUICK:
         return []
-    alike = name.startswith(SEVERAL) and name not in ("minigrid_doorkey", "minatar_seaquest")
+    alike = name.startswith(SEVERAL) and name not in ("minigrid_doorkey", "minatar_breakout")
     return [pytest.mark.slow, pytest.mark.nightly] if alike else [pytest.mark.slow]
 
 

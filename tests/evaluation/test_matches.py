@@ -130,6 +130,7 @@ def test_who_plays_better_wins():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_by_random_games_is_stronger_than_tactics():
     four = envs_jax.make("connect_four")
     match = matches.play(four, player("mcts:200", four), player("tactical", four), 100)

@@ -291,6 +291,7 @@ def test_a_killed_coordinator(begin):
 
 
 @pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
 def test_a_process_that_does_nothing_any_more(index, begin):
     pod = begin().train().send(index, signal.SIGSTOP)
     other = pod.processes[1 - index]
@@ -318,6 +319,7 @@ def test_a_signal_to_one_process_of_sebulba(begin):
     assert_resumes(pod, begin, 0, SEBULBA)
 
 
+@pytest.mark.nightly
 def test_a_signal_does_not_wait_for_the_others_environments(begin):
     """Process 1 has one that takes a minute and a half for a step, and hears of the signal to process 0 at once."""
     flags = (*SEBULBA, "--env-timeout", "90", "--pod.stall-timeout", "90")
@@ -327,6 +329,7 @@ def test_a_signal_does_not_wait_for_the_others_environments(begin):
     assert codes == {0: -15, 1: -15}, said
 
 
+@pytest.mark.nightly
 def test_an_actor_that_fails_in_one_process(begin):
     pod = begin("its environment raises", (SEBULBA, SEBULBA))
     codes, said = pod.end()
@@ -347,6 +350,7 @@ def test_an_environment_that_hangs_in_one_process(begin):
     assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: ActorError: " + own, said[0])
 
 
+@pytest.mark.nightly
 def test_an_environment_that_is_replaced_in_one_process(begin):
     flags = (*SEBULBA, "--env-timeout", "4", "--env-restarts", "1")
     pod = begin("its environment hangs", (flags, flags)).train()
@@ -371,6 +375,7 @@ def test_a_process_that_is_stuck(fault, flags, begin):
         assert re.search(rf"lost process 1 .* stuck in round \d+ for {STALL} s \(training\)", text)
 
 
+@pytest.mark.nightly
 def test_training_that_diverges(begin):
     """By the rewards of process 1; all learn from them."""
     pod = begin("its rewards are not finite", (SEBULBA, SEBULBA))
@@ -393,6 +398,7 @@ def test_a_signal_while_compiling_stops_all(begin):
 
 
 @pytest.mark.parametrize("fault", [pytest.param("evaluates", marks=pytest.mark.nightly), "saves"])
+@pytest.mark.nightly
 def test_a_signal_at_a_milestone_stops_all(fault, begin):
     """To process 1, while process 0 evaluates, or is about to write a checkpoint."""
     pod = begin(f"{fault}@0").hear("now _")
@@ -407,6 +413,7 @@ def test_a_signal_to_both_is_one(begin):
     assert codes == {0: -15, 1: -15}, said
 
 
+@pytest.mark.nightly
 def test_a_log_that_raises_ends_all_in_order(begin):
     codes, said = begin("its log raises@0").end()
     assert codes == {0: 1, 1: 3}, said
@@ -421,6 +428,7 @@ def test_a_log_that_raises_ends_all_in_order(begin):
         pytest.param("its learner is stuck@0", SEBULBA, 1, id="other"),
     ],
 )
+@pytest.mark.nightly
 def test_a_second_interrupt_does_not_wait(fault, flags, index, begin):
     """It reaches the process that is stuck, or the one that waits for it in a collective."""
     flags = (*flags, "--pod.stall-timeout", "60")
@@ -475,6 +483,7 @@ def test_a_process_that_never_comes(begin):
         assert time.monotonic() - since < 20
 
 
+@pytest.mark.nightly
 def test_parameters_that_drift_apart(begin):
     codes, said = begin("drifts").end()
     assert codes == {0: 1, 1: 1}
@@ -496,6 +505,7 @@ def test_a_disk_that_is_full(begin):
         ("dies before what it wrote counts@0", None),
     ],
 )
+@pytest.mark.nightly
 def test_a_process_that_dies_in_a_save(fault, code, begin):
     pod = begin(fault)
     codes, said = pod.end()
@@ -506,6 +516,7 @@ def test_a_process_that_dies_in_a_save(fault, code, begin):
     assert_resumes(pod, begin)
 
 
+@pytest.mark.nightly
 def test_a_damaged_part_of_one_process(begin):
     """Bits that flipped, a file cut short, and one that is gone: of the three newest."""
     keep = ("--keep-checkpoints", "4")

@@ -151,11 +151,13 @@ def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
     pods.assert_same(alone / f"{agent}-begun.npz", pod / f"{agent}-begun.npz")
 
 
-@pytest.mark.parametrize("agent", some(["dqn", "r2d2"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("agent", ["dqn", "r2d2"])
 def test_a_replay_in_the_memory_of_hosts_is_as_one(agent, pod, alone):
     assert_close(dict(np.load(pod / f"{agent}-host.npz")), dict(np.load(alone / f"{agent}.npz")))
 
 
+@pytest.mark.nightly
 def test_devices_of_one_process_are_as_one(alone, tmp_path):
     pods.call(on_four_devices, tmp_path, processes=1, devices=4, directory=tmp_path)
     for agent in ("r2d2", "vtrace"):

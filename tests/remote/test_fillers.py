@@ -9,7 +9,7 @@ import pytest
 
 from podracer import agents, replay, spaces
 from podracer.types import Batch, EnvSpec, TimeStep
-from tests.support import harness
+from tests.support import harness, tiers
 
 SPEC = EnvSpec("rows", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 T, B, LANE, FILLERS = 12, 4, 1, slice(4, 7)
@@ -140,9 +140,7 @@ def test_what_fillers_show_changes_no_loss_and_no_priority(name):
         np.testing.assert_array_equal(np.delete(first, LANE), np.delete(played[0][0], LANE))
 
 
-@pytest.mark.parametrize(
-    "name", ["dqn", *(pytest.param(x, marks=pytest.mark.slow) for x in ("muzero", "efficientzero"))]
-)
+@pytest.mark.parametrize("name", ["dqn", *tiers.slow("muzero"), *tiers.nightly("efficientzero")])
 def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
     """This holds for all first priorities, with samples or of a sweep, and for all stacks of frames."""
     agent = BY_ROWS[name]()

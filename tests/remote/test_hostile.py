@@ -74,6 +74,7 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_mutated_messages_have_a_status_each_and_leave_others_alone():
     mutate(10_000)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import podracer
-from tests.support import hosts, workers
+from tests.support import hosts, tiers, workers
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def in_thread(function):
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("mode", ["all", "ready"])
+@pytest.mark.parametrize("mode", [*tiers.nightly("all"), "ready"])
 def test_workers_that_are_killed_or_frozen_are_replaced_and_the_run_goes_on(mode, tmp_path, monkeypatch, capfd):
     """No row is learnt from that was not played, and the steps that are counted are those that were."""
     seen, progress, kills = workers.consumed(monkeypatch), [0], []

@@ -18,7 +18,7 @@ from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
 from podracer.training import train as training
 from podracer.training.workers import Workers
-from tests.support import benchmarks, peers, workers
+from tests.support import benchmarks, peers, tiers, workers
 
 grpc = pytest.importorskip("grpc")
 
@@ -73,6 +73,7 @@ def catch():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_masks_come_with_the_rows_of_workers(listening):
     """The masked probe is learnt from frames and a replay, without an illegal action."""
     masks, rows = benchmarks.load("masks"), []
@@ -104,7 +105,7 @@ class Shuffled:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["vtrace", "ppo", "r2d2"])
+@pytest.mark.parametrize("agent", ["ppo", "r2d2", *tiers.nightly("vtrace")])
 def test_lockstep_is_as_local_for_any_number_of_workers(agent, listening):
     """And in whatever order their rows arrive."""
     run = {"mode": "lockstep", "actor_threads": 2, "seed": 3}
@@ -269,6 +270,7 @@ def test_a_slow_worker_holds_up_nobody_for_a_rollout(listening):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_acted_for_as_it_comes_is_what_it_is_where_all_are_waited_for(listening, monkeypatch):
     """With parameters that do not change, and actions that are not drawn."""
     monkeypatch.setitem(CONFIGS, "r2d2", CONFIGS["r2d2"] | {"epsilon_base": 0.0, "learning_rate": 1e-30})
@@ -362,6 +364,7 @@ def test_what_only_workers_know(listening, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_pong_is_trained_at_a_worker(tmp_path, monkeypatch):
     """The frames learnt from are those of the game that the actions make here, every one of them counted."""
     pytest.importorskip("envpool")

@@ -18,7 +18,7 @@ from podracer import agents, nets, spaces
 from podracer.result import export, policy
 from podracer.result.export import load_policy
 from podracer.types import EnvSpec, TimeStep
-from tests.support import every_core
+from tests.support import every_core, tiers
 
 T, B = 14, 3
 
@@ -136,10 +136,8 @@ def case():
     "name",
     [
         *("ppo box", "vtrace lstm frames", "r2d2", "dqn"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ppo frames", "ppo lstm", "vtrace images", "pqn", "sac", "td3", "efficientzero", "muzero")
-        ),
+        *tiers.slow("ppo frames", "ppo lstm", "vtrace images", "pqn", "sac", "td3", "muzero"),
+        *tiers.nightly("efficientzero"),
     ],
 )
 def test_actors_act_as_evaluation_does(case, name):
@@ -174,10 +172,8 @@ def test_one_lane_acts_alone(case, name):
     "name",
     [
         "r2d2",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ppo box", "ppo every core", "vtrace images", "sac", "efficientzero", "muzero")
-        ),
+        *tiers.slow("ppo box", "ppo every core", "vtrace images", "sac"),
+        *tiers.nightly("efficientzero", "muzero"),
     ],
 )
 def test_exported_policies_act_alike(case, name, tmp_path):

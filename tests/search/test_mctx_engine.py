@@ -167,6 +167,7 @@ def searches(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_muzero_trains_with_it(searches):
     model = {"unroll_length": 1, "n_step": 1, "num_bins": 3, "state_size": 4, "head_size": 4}
     result = podracer.train(

@@ -12,6 +12,7 @@ import scipy.stats
 from podracer import distributions
 from podracer.search import search
 from podracer.search.search import Model, Root, SearchConfig, Step
+from tests.support import tiers
 from tests.support.tables import KEY, MDP, A, run, table_model
 
 
@@ -102,9 +103,11 @@ def rollout_free(boards, lines):
     [
         (SearchConfig("puct", simulations=50, bounds=(-1, 1)), 0.958),
         (SearchConfig("gumbel", simulations=50, bounds=(-1, 1), value_scale=1.0), 0.941),
-        (SearchConfig("gumbel", simulations=200, bounds=(-1, 1), value_scale=1.0), 1.0),
-        (SearchConfig("puct", simulations=2000, bounds=(-1, 1)), 1.0),
         (SearchConfig("gumbel", simulations=2000, bounds=(-1, 1), value_scale=1.0), 1.0),
+        *tiers.nightly(
+            (SearchConfig("gumbel", simulations=200, bounds=(-1, 1), value_scale=1.0), 1.0),
+            (SearchConfig("puct", simulations=2000, bounds=(-1, 1)), 1.0),
+        ),
     ],
     ids=lambda x: f"{x.algorithm}-{x.simulations}" if isinstance(x, SearchConfig) else "",
 )

@@ -49,6 +49,7 @@ def test_a_game_that_broke_is_not_counted(raw):
 
 
 @pytest.mark.slow  # quick: agents/test_ppo.py, of rows that wait
+@pytest.mark.nightly
 def test_moments_of_observations_leave_out_what_was_not_played():
     spec = EnvSpec("break", spaces.Box(-9.0, 9.0, (1,)), spaces.Discrete(2))
     config = agents.PPOConfig(hidden_sizes=(2,), normalize_observations=True, num_minibatches=1, num_epochs=1)

@@ -135,6 +135,7 @@ def test_two_actors_and_six_learners_are_as_one_of_each(tmp_path):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_long_run_does_not_grow():
     """Live arrays and memory, over 2,500 updates of a tiny agent."""
 

@@ -20,7 +20,7 @@ from podracer.sebulba import learner_loop
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import collectives
 from podracer.trajectories import by_lane
-from tests.support import counting, harness
+from tests.support import counting, harness, tiers
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
@@ -163,7 +163,7 @@ def joining(join, joined):
         ("vtrace", 2, "async", 3),
         pytest.param("pqn", 1, "lockstep", 1, marks=pytest.mark.slow),
         pytest.param("ppo", 2, "async", 1, marks=pytest.mark.slow),
-        pytest.param("efficientzero", 2, "lockstep", 1, marks=pytest.mark.slow),
+        *tiers.nightly(("efficientzero", 2, "lockstep", 1)),
     ],
 )
 def test_trajectories_keep_the_contract(name, threads, mode, replicas):
@@ -192,7 +192,7 @@ def test_trajectories_keep_the_contract(name, threads, mode, replicas):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "num_shards"), [("dqn", 2), ("muzero", 2), ("r2d2", 1), ("r2d2", 2)])
+@pytest.mark.parametrize(("name", "num_shards"), [("dqn", 2), ("r2d2", 1), *tiers.nightly(("muzero", 2), ("r2d2", 2))])
 def test_replayed_sequences_keep_the_contract(name, num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
     agent = agent_of(name, core_size=4)
@@ -236,7 +236,10 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_shards"),
-    [("r2d2", 1), ("r2d2", 2), ("dqn", 2), ("muzero", 2), ("vtrace with replay", 1), ("vtrace with replay", 2)],
+    [
+        *[("r2d2", 2), ("dqn", 2), ("vtrace with replay", 2)],
+        *tiers.nightly(("r2d2", 1), ("muzero", 2), ("vtrace with replay", 1)),
+    ],
 )
 def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
     monkeypatch.setattr(learner_loop, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
@@ -344,7 +347,7 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "environment", "mode"),
-    [("muzero", "envpool:CartPole-v1", "async"), ("alphazero", "tic_tac_toe", "lockstep")],
+    [*tiers.nightly(("muzero", "envpool:CartPole-v1", "async")), ("alphazero", "tic_tac_toe", "lockstep")],
 )
 def test_agents_that_search_learn_on_the_host(name, environment, mode):
     """As many updates as are due, and in lockstep the same ones again."""

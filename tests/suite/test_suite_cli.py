@@ -205,6 +205,7 @@ def test_parts_share_a_directory(fake, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_pong_is_stopped_goes_on_and_is_reported(tmp_path, capsys):
     """Real runs: SIGTERM in the first one, and the same command again."""
     pytest.importorskip("envpool")

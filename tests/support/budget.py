@@ -1,7 +1,7 @@
 """Measures the processor time of tests, and fails a run that takes more of it than its tier may.
 
 Processor seconds are those of the process that runs a test and of its children that have ended. Neighbours on the machine
-do not change them much, so they can be compared between machines that are busy and machines that are not. Every run ends
+change them less than seconds of the clock, but take caches and memory: the same tests take up to half more. Every run ends
 with its sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
 
 PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it takes a fifth more than the tier gives it, and

@@ -12,6 +12,7 @@ import pytest
 
 from podracer import topology
 from podracer.topology import scans
+from tests.support import tiers
 
 WAYS = ("sequential", "unrolled", "associative")
 
@@ -73,17 +74,18 @@ CASES = [
     for reverse in (False, True)
     for way in WAYS
 ]
-QUICK = {
+QUICK = [
     (17, True, False, "associative"),
     (17, False, True, "sequential"),
     (3, True, True, "unrolled"),
     (1, False, False, "associative"),
-}
+]
+SLOW = [(T, pairs, True, way) for T, pairs in ((2, True), (17, True), (64, False), (100, True)) for way in WAYS]
 
 
 @pytest.mark.parametrize(
     ("T", "pairs", "reverse", "way"),
-    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+    [*QUICK, *tiers.slow(*SLOW), *tiers.nightly(*(case for case in CASES if case not in QUICK + SLOW))],
 )
 def test_every_way_is_the_loop(T: int, pairs: bool, reverse: bool, way: scans.Way) -> None:
     numbers = example(T, pairs)

@@ -16,7 +16,7 @@ import pytest
 import podracer
 from podracer import cli
 from podracer.sebulba import learner_loop
-from tests.support import harness
+from tests.support import harness, tiers
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ SEARCH_CASES = {
 # SIGTERM and SIGINT raise one flag, which is looked at between any two updates that are due as well.
 INTERRUPTED = ("dqn-sebulba-2",)
 TERMINATED = ("ppo", "sebulba")
-SIGNALS = [(agent, signal.SIGKILL) for agent in CASES if agent not in ("dqn-sebulba", "sac-sebulba", "sebulba")]
+SIGNALS = [(agent, signal.SIGKILL) for agent in ("vtrace", "r2d2", "dqn")]
 SIGNALS += [(agent, signal.SIGINT) for agent in INTERRUPTED] + [(agent, signal.SIGTERM) for agent in TERMINATED]
 SIGNALS += [
     pytest.param(agent, number, marks=pytest.mark.nightly)
@@ -70,6 +70,9 @@ SIGNALS += [
         ("dqn", signal.SIGINT),
         ("dqn-sebulba", signal.SIGINT),
         ("dqn-sebulba", signal.SIGKILL),
+        ("dqn-sebulba-2", signal.SIGKILL),
+        ("ppo", signal.SIGKILL),
+        ("sac", signal.SIGKILL),
         ("sac-sebulba", signal.SIGKILL),
         ("sebulba", signal.SIGKILL),
         ("vtrace", signal.SIGINT),
@@ -235,7 +238,7 @@ def same_rows(reference: pathlib.Path, run_dir: pathlib.Path):
     assert episodes(run_dir) == episodes(reference)
 
 
-@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+@pytest.mark.parametrize("arch", ["anakin", *tiers.nightly("sebulba")])
 def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
     settings = {
         "config": {

@@ -34,7 +34,7 @@ from podracer.training import resolve
 from podracer.training import summary as summaries
 from podracer.training import train as training
 from podracer.types import Caution, EnvSpec, Transition
-from tests.support import harness
+from tests.support import harness, tiers
 from tests.support.counting import CountingEnvironment
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -924,7 +924,7 @@ def flip(path):
 
 @pytest.mark.parametrize(
     "damage",
-    [flip, pytest.param(truncate, marks=pytest.mark.slow), pytest.param(pathlib.Path.unlink, marks=pytest.mark.slow)],
+    [flip, *tiers.slow(truncate), *tiers.nightly(pathlib.Path.unlink)],
 )
 def test_a_damaged_checkpoint(finished, copied, damage, capsys):
     damage(newest_data(copied))
