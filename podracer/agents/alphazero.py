@@ -33,7 +33,6 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    ReplaySpec,
     TimeStep,
 )
 
@@ -168,14 +167,10 @@ def make(
     network = network or _network(spec, config)
     symmetries = getattr(game, "symmetries", None) if config.symmetries else None
     rule = config.make_optimizer(optimizer, l2_cost=config.l2_cost)
-    replay = ReplaySpec(
-        starts="rows",
-        capacity=config.replay_capacity,
-        length=config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras
+    replay = base.replay_of_rows(
+        config,
+        config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras
         observation_rows=1,
-        min_size=config.replay_min_size,
-        batch_size=config.batch_size,
-        ratio=config.replay_ratio,
         context=0,
         keep=lambda memory: (),
         restore=lambda kept, observation, first: kept,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from podracer import configs, nets, returns, spaces
+from podracer import configs, distributions, nets, returns, spaces
 from podracer.learning import optimizer as optimizers
 from podracer.learning import resets, update
 from podracer.topology import collectives
@@ -24,6 +24,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
+    ReplaySpec,
     Trajectory,
     check_one_player,
 )
@@ -170,7 +171,6 @@ class Functions(abc.ABC):
         *,
         cautions: tuple[Caution, ...] = (),
         unused: tuple[str, ...] = (),
-        batch_loss: Callable[..., tuple[jax.Array, Metrics]] | None = None,
         **others: Any,
     ) -> Agent:
         """The agent of these functions.
@@ -179,7 +179,6 @@ class Functions(abc.ABC):
           name: of the agent.
           cautions: of its metrics.
           unused: tunable numbers that it does not use with its settings, beside those of its optimiser.
-          batch_loss: the loss that `learn` follows, under `DATA_AXES`, which becomes `Agent.loss`.
           others: further fields of the agent.
 
         Raises:
@@ -211,7 +210,6 @@ class Functions(abc.ABC):
             learn=learn,
             hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
-            loss=collectives.alone(batch_loss) if batch_loss else None,
             **others,
         )
 
@@ -244,6 +242,46 @@ class Functions(abc.ABC):
         sums, count = collectives.global_sum((sums, jnp.sum(weight[:n])))
         shares = {name: x / jnp.maximum(count, 1.0) for name, x in sums.items()}
         return learner, metrics | shares, *priorities
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolicyFunctions(Functions):
+    """The functions of an agent that learns a policy from its rollouts, by one loss that others may differentiate too.
+
+    Attributes:
+      distribution: of the policy's actions.
+    """
+
+    distribution: distributions.Distribution
+
+    @abc.abstractmethod
+    def batch_loss(
+        self, params: ArrayTree, learner: LearnerState, trajectory: Trajectory, progress: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """The loss that `learn` follows, and its metrics, under `DATA_AXES`; `Agent.loss` is made of it."""
+
+    def bundle(self, name: str, **others: Any) -> Agent:
+        """`Functions.bundle`, with the loss."""
+        return super().bundle(name, loss=collectives.alone(self.batch_loss), **others)
+
+
+def replay_of_rows(config: Any, length: int, **others: Any) -> ReplaySpec:
+    """The replay of an agent whose sequences begin at any row, by the settings that all such agents have.
+
+    Args:
+      config: the agent's settings.
+      length: rows of a sequence, the bootstrap row included.
+      others: further fields of the replay.
+    """
+    return ReplaySpec(
+        starts="rows",
+        capacity=config.replay_capacity,
+        length=length,
+        min_size=config.replay_min_size,
+        batch_size=config.batch_size,
+        ratio=config.replay_ratio,
+        **others,
+    )
 
 
 def check_bounded(spec: EnvSpec, agent: str) -> None:

@@ -44,7 +44,7 @@ from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.learning.resets import ResetConfig
 from podracer.topology import collectives
-from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
+from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,27 +212,19 @@ def make(
     name = "centred_rmsprop" if config.optimizer == "rmsprop" else config.optimizer
     rule = config.make_optimizer(optimizer, name=name, decay=0.95)
     functions = _DQN(spec, config, network, rule, loss, values)
-    advice = "set max_value to the largest return, or values='quantile', which has no limit"
-    return functions.bundle(
-        "dqn", replay=_replay(config), best=functions.best, cautions=(bins.caution(max_value, advice),)
-    )
-
-
-def _replay(config: DQNConfig) -> ReplaySpec:
-    """Prioritised experience replay of single rows (Schaul et al. 2016, algorithm 1)."""
-    # beta rises linearly, for importance weights matter most at the end (section 3.4).
+    # Prioritised experience replay of single rows (Schaul et al. 2016, algorithm 1); beta rises linearly, for
+    # importance weights matter most at the end (section 3.4).
     rise = config.importance_exponent_final - config.importance_exponent
-    return ReplaySpec(
-        starts="rows",
-        capacity=config.replay_capacity,
-        length=config.n_step + 1,
-        min_size=config.replay_min_size,
-        batch_size=config.batch_size,
-        ratio=config.replay_ratio,
+    replay = base.replay_of_rows(
+        config,
+        config.n_step + 1,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: config.importance_exponent + rise * progress,
         **nets.frame_context(config.frame_stack),
     )
+    advice = "set max_value to the largest return, or values='quantile', which has no limit"
+    cautions = (bins.caution(max_value, advice),)
+    return functions.bundle("dqn", replay=replay, best=functions.best, cautions=cautions)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -40,7 +40,6 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    ReplaySpec,
     TimeStep,
     Trajectory,
 )
@@ -213,28 +212,21 @@ def make(
         others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
     if config.refresh_interval:
         others |= {"refresh_params": functions.refresh_params, "refresh": functions.refresh}
-    return functions.bundle("efficientzero", replay=_replay(config), **others)
-
-
-def _replay(config: EfficientZeroConfig) -> ReplaySpec:
-    """Prioritised replay of windows that begin at any row."""
+    # Prioritised replay of windows that begin at any row; beta rises to 1.
     K, n, beta = config.unroll_length, config.n_step, config.importance_exponent
-    return ReplaySpec(
-        starts="rows",
-        capacity=config.replay_capacity,
-        length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
+    replay = base.replay_of_rows(
+        config,
+        K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
         observation_rows=K + n + 1 if config.reanalyse else K + 1,
-        min_size=config.replay_min_size,
-        batch_size=config.batch_size,
         updates_per_draw=config.reanalyse_group,
         refresh_interval=config.refresh_interval,
         reach=n,
         target_interval=config.target_interval if config.reanalyse else 0,
-        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: beta + (1.0 - beta) * progress if beta else jnp.float32(0),
         **nets.frame_context(config.frame_stack),
     )
+    return functions.bundle("efficientzero", replay=replay, **others)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

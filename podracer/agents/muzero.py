@@ -17,7 +17,7 @@ priority is made of the network's value; importance weights are divided by the l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -40,7 +40,6 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    ReplaySpec,
     TimeStep,
     Trajectory,
 )
@@ -162,28 +161,21 @@ def make(
     others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
     if config.reanalyse:
         others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
-    return functions.bundle("muzero", replay=_replay(config, functions.first_priority), **others)
-
-
-def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> ReplaySpec:
-    """Prioritised replay of windows that begin at any row (appendix G)."""
+    # Prioritised replay of windows that begin at any row (appendix G).
     K, n = config.unroll_length, config.n_step
-    return ReplaySpec(
-        starts="rows",
-        capacity=config.replay_capacity,
-        length=K + n + 2,  # targets need rows 0 to K + n; in the last row of a sequence nothing has acted yet
+    replay = base.replay_of_rows(
+        config,
+        K + n + 2,  # targets need rows 0 to K + n; in the last row of a sequence nothing has acted yet
         # h needs row 0 alone, reanalysis all rows of the targets.
         observation_rows=K + n + 1 if config.reanalyse else 1,
-        min_size=config.replay_min_size,
-        batch_size=config.batch_size,
-        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
-        priority=first_priority if config.priority_exponent else None,
+        priority=functions.first_priority if config.priority_exponent else None,
         acting_numbers=("discount",) if config.priority_exponent else (),
         target_interval=config.target_interval if config.reanalyse else 0,
         **nets.frame_context(config.frame_stack),
     )
+    return functions.bundle("muzero", replay=replay, **others)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -264,13 +264,12 @@ def make(
         )
     unused = ("reward_scale",) if config.normalize_rewards else ()
     functions = _PPO(spec, config, network, rule, loss, distribution)
-    return functions.bundle("ppo", unused=unused, batch_loss=functions.batch_loss)
+    return functions.bundle("ppo", unused=unused)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PPO(base.Functions):
+class _PPO(base.PolicyFunctions):
     config: PPOConfig
-    distribution: distributions.Distribution
 
     def aux(self, params: ArrayTree) -> PPOAux:
         return PPOAux(*self.config.initial_normalizers(self.spec))

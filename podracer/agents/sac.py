@@ -46,7 +46,7 @@ from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.learning.sampled_statistics import SampledStatisticsConfig
 from podracer.topology import collectives
-from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
+from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,13 +160,9 @@ def make(
     # The critics are stacked: one tree of arrays with a leading axis.
     rules = [config.make_optimizer(optimizer, factors=("policy_rate", "alpha_rate"), stacked=x) for x in (False, True)]
     functions = _SAC(spec, config, network, rules[0], loss, rules[1], units, values)
-    replay = ReplaySpec(
-        starts="rows",
-        capacity=config.replay_capacity,
-        length=config.n_step + 1,
-        min_size=config.replay_min_size,
-        batch_size=config.batch_size,
-        ratio=config.replay_ratio,
+    replay = base.replay_of_rows(
+        config,
+        config.n_step + 1,
         updates_per_draw=config.policy_interval,
         whole_draws=True,
         **nets.frame_context(1, lambda memory: memory.network),

@@ -257,14 +257,12 @@ def make(
         **nets.frame_context(config.frame_stack),
     )
     functions = _VTrace(spec, config, network, rule, loss, distribution)
-    replays = replay if config.replay_fraction else None
-    return functions.bundle("vtrace", replay=replays, batch_loss=functions.batch_loss)
+    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _VTrace(base.Functions):
+class _VTrace(base.PolicyFunctions):
     config: VTraceConfig
-    distribution: distributions.Distribution
 
     def aux(self, params: ArrayTree) -> ArrayTree:
         return popart.initial(max(1, len(self.spec.tasks))) if self.config.popart else ()
