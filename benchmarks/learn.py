@@ -69,8 +69,8 @@ MINIGRID = (
 
 # Three of four starts lie beyond the object: an agent must turn round to see it, and does so once it remembers it.
 MEMORY = (
-    "ppo minigrid_memory --total-steps 2000000 --num-envs 64 --agent.torso mlp --agent.hidden-sizes 64 "
-    "--agent.rollout-length 64 --agent.learning-rate 2e-3 --agent.entropy-cost 0.03 --agent.discount 0.98 "
+    "ppo minigrid_memory --total-steps 1000000 --num-envs 64 --agent.torso mlp --agent.hidden-sizes 64 "
+    "--agent.rollout-length 64 --agent.learning-rate 3e-3 --agent.entropy-cost 0.03 --agent.discount 0.98 "
     "--agent.no-normalize-rewards"
 )
 
@@ -119,7 +119,7 @@ ROWS = (
     Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
     Row("minigrid_doorkey-ppo", "ppo minigrid_doorkey --env.size 6 --total-steps 500000", 0.9),
-    Row("minigrid_memory-ppo-lstm", f"{MEMORY} --agent.core lstm --agent.core-size 64", 0.9),
+    Row("minigrid_memory-ppo-lru", f"{MEMORY} --agent.core lru --agent.core-layers 2", 0.9),
     Row("minigrid_memory-ppo", MEMORY, 0.6, at_most=True),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
     Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
