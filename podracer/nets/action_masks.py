@@ -67,7 +67,7 @@ def legal(spec: EnvSpec, observation: ArrayTree) -> jax.Array | None:
     """
     if not present(spec):
         return None
-    mask = observation[NAME].astype(jnp.int32) > 0
+    mask = _marked(observation)
     counts = _num_values(spec.action_space)
     heads = jnp.split(mask, [int(n) for n in np.cumsum(counts)[:-1]], axis=-1)
     return jnp.concatenate([head | ~jnp.any(head, axis=-1, keepdims=True) for head in heads], axis=-1)
@@ -112,12 +112,18 @@ def shares(spec: EnvSpec, observation: ArrayTree, weight: jax.Array) -> dict[str
       observation: [...].
       weight: float32 [...]; of rows.
     """
-    mask = (observation[NAME].astype(jnp.int32) > 0).astype(jnp.float32)
-    stuck = jnp.any(legal(spec, observation) & (mask == 0), axis=-1)  # type: ignore[operator]
+    mask = _marked(observation)
+    stuck = jnp.any(legal(spec, observation) & ~mask, axis=-1)  # type: ignore[operator]
     return {
-        "mask/legal": jnp.sum(weight * jnp.mean(mask, axis=-1)),
+        "mask/legal": jnp.sum(weight * jnp.mean(mask.astype(jnp.float32), axis=-1)),
         "mask/none_legal": jnp.sum(weight * stuck.astype(jnp.float32)),
     }
+
+
+def _marked(observation: ArrayTree) -> jax.Array:
+    """The mask of observations [...], bool [..., P]. Bytes are compared as bytes, for wider numbers take longer."""
+    mask = observation[NAME]
+    return mask if mask.dtype == jnp.bool_ else mask > 0
 
 
 def _num_values(space: Any) -> tuple[int, ...]:
