@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import budget as plugin
-from tests.support.budget import ALL, SHARED, START, Budget, Tier
+from tests.support.budget import ALL, READINGS, SHARED, START, Budget, Tier
 
 
 def report(when, seconds, properties=(), keywords=(), nodeid="tests/agents/test_a.py::test_a"):
@@ -70,6 +70,26 @@ def test_a_run_may_take_a_fifth_more_and_large_folders_are_named():
     assert budget.exceeded == [(ALL, 37.0, 36.0)]
     budget.pytest_runtest_logreport(report("call", 0.1, nodeid="tests/new/test_c.py::test_c"))
     assert ("new", 0.1, 0.0) in budget.large_folders, "one without a share"
+
+
+def test_seconds_are_those_of_quiet_cores():
+    """A worker's readings count as the others' do; a machine that is faster than quiet cores may not spend more."""
+    budget = Budget(Tier(30.0, {"agents": 20.0}, 15.0, yardstick=0.5))
+    budget.pytest_runtest_logreport(report("call", 90.0))
+    assert [name for name, *_ in budget.exceeded] == [ALL, "tests/agents/test_a.py::test_a"]
+    for readings in ([1.0, 2.0], [1.5]):
+        budget.pytest_testnodedown(SimpleNamespace(workeroutput={READINGS: readings}))
+    assert budget.slowness == 3.0
+    assert budget.exceeded == [("tests/agents/test_a.py::test_a", 30.0, 15.0)]
+    assert budget.large_folders == [("agents", 30.0, 20.0)]
+    budget.readings = [0.1]
+    assert budget.slowness == 1.0
+
+
+def test_the_yardstick_is_new_work_every_time():
+    """No cache has its programs: the later readings would be far below the first."""
+    first, *later = (plugin.yardstick() for _ in range(4))
+    assert min(later) > 0.1 * first
 
 
 def test_without_a_tier_nothing_is_exceeded():

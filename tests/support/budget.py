@@ -1,8 +1,11 @@
 """Measures the processor time of tests, and fails a run that takes more of it than its tier may.
 
-Processor seconds are those of the process that runs a test and of its children that have ended. Neighbours on the machine
-change them less than seconds of the clock, but take caches and memory: the same tests take up to half more. Every run ends
-with its sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
+Processor seconds are those of the process that runs a test and of its children that have ended. Every run ends with its
+sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
+
+Neighbours on the machine, who take its caches and its memory, make the same tests take up to 2.7 times as many. So a fixed
+piece of work, the yardstick, is timed before a test now and then, and budgets are in seconds of two quiet cores: those that
+were spent, divided by how many times as long the yardstick takes.
 
 PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it takes a fifth more than the tier gives it, and
 if a test takes longer than `test` seconds, where the tier has such a limit. A folder above its share is named, so that one
@@ -18,6 +21,7 @@ import collections
 import json
 import os
 import pathlib
+import statistics
 import time
 import tomllib
 from collections.abc import Generator, Mapping
@@ -31,14 +35,22 @@ START = "start"
 ALL = "all tests"
 MARGIN = 1.2
 """Runs may take so much more than their budgets: machines differ, and so does what workers share."""
+SECONDS_BETWEEN = 20.0
+"""Of the clock, from one reading of the yardstick to the next."""
+READINGS = "readings"
+"""The name of the yardstick's readings among what a worker returns."""
 
 
 class Tier(NamedTuple):
-    """Seconds that a tier may take: all of it, each folder of tests, and each test, the latter two if there is a limit."""
+    """Seconds that a tier may take: all of it, each folder of tests, and each test, the latter two if there is a limit.
+
+    `yardstick` is its processor seconds on two quiet cores; without it, seconds are compared as they are.
+    """
 
     total: float
     folders: Mapping[str, float] | None = None
     test: float = float("inf")
+    yardstick: float | None = None
 
 
 def tier(name: str) -> Tier:
@@ -52,6 +64,25 @@ def tier(name: str) -> Tier:
 def processor_time() -> float:
     """Seconds of this process and of its children that have ended."""
     return sum(os.times()[:4])
+
+
+def yardstick() -> float:
+    """Processor seconds of work like that of tests: programs that are traced, lowered and compiled, each a new one."""
+    import jax
+    import jax.numpy as jnp
+
+    begin = time.process_time()
+    for _ in range(2):
+        number = float(time.time_ns() % 1_000_000)  # no cache has it
+
+        def loss(w: Any, number: float = number) -> Any:
+            x = jnp.ones((4, 8))
+            for _ in range(4):
+                x = jnp.tanh(x @ w + number)
+            return jnp.sum(jax.nn.softmax(x))
+
+        jax.jit(jax.grad(loss)).lower(jnp.ones((8, 8))).compile()
+    return time.process_time() - begin
 
 
 def folder_of(nodeid: str) -> str:
@@ -70,9 +101,17 @@ class Budget:
         self.start = 0.0
         self.item: pytest.Item | None = None
         self.processor = 0.0
+        self.readings: list[float] = []
+        self.read_at, self.reading = -SECONDS_BETWEEN, 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        if self.allowed and self.allowed.yardstick and time.monotonic() > self.read_at + SECONDS_BETWEEN:
+            before = processor_time()
+            if not self.readings:
+                yardstick()  # the first of a process makes what all others use
+            self.readings.append(yardstick())
+            self.read_at, self.reading = time.monotonic(), self.reading + processor_time() - before
         self.item, self.processor = item, processor_time()
         return (yield)
 
@@ -108,7 +147,9 @@ class Budget:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.start += getattr(node, "workeroutput", {}).get(START, 0.0)  # a worker that was ended has none
+        output = getattr(node, "workeroutput", {})  # a worker that was ended has none
+        self.start += output.get(START, 0.0)
+        self.readings += output.get(READINGS, [])
 
     @property
     def folders(self) -> collections.Counter[str]:
@@ -120,13 +161,21 @@ class Budget:
         return sums
 
     @property
+    def slowness(self) -> float:
+        """How many times as long as two quiet cores the machine takes; 1 for one that is faster."""
+        if not self.readings or self.allowed is None or not self.allowed.yardstick:
+            return 1.0
+        return max(1.0, statistics.mean(self.readings) / self.allowed.yardstick)
+
+    @property
     def exceeded(self) -> list[tuple[str, float, float]]:
-        """The name of what took too long, its seconds, and those that it may take."""
+        """The name of what took too long, its seconds, and those that it may take, of two quiet cores."""
         if self.allowed is None:
             return []
+        slowness = self.slowness
         found = [(ALL, sum(self.folders.values()), MARGIN * self.allowed.total)]
         found += [(name, seconds, self.allowed.test) for name, seconds in self.spent.most_common()]
-        return [(name, seconds, may) for name, seconds, may in found if seconds > may]
+        return [(name, seconds / slowness, may) for name, seconds, may in found if seconds / slowness > may]
 
     @property
     def large_folders(self) -> list[tuple[str, float, float]]:
@@ -134,24 +183,32 @@ class Budget:
         if self.allowed is None or self.allowed.folders is None:
             return []
         shares = self.allowed.folders  # a folder without a share may take nothing
-        spent = [(name, seconds, shares.get(name, 0.0)) for name, seconds in self.folders.most_common()]
+        slowness = self.slowness
+        spent = [(name, seconds / slowness, shares.get(name, 0.0)) for name, seconds in self.folders.most_common()]
         return [(name, seconds, share) for name, seconds, share in spent if seconds > MARGIN * share]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         charged = sum(self.costs.values())
         if (output := getattr(session.config, "workeroutput", None)) is not None:
-            output[START] = processor_time() - charged
+            output[START], output[READINGS] = processor_time() - charged - self.reading, self.readings
         elif session.config.getoption("numprocesses", None):
             self.start += sum(os.times()[:2])  # the workers have said theirs
         else:
-            self.start = processor_time() - charged
+            self.start = processor_time() - charged - self.reading
         if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         sums = ", ".join(f"{name} {seconds:.0f}" for name, seconds in self.folders.most_common())
-        terminalreporter.write_line(f"Processor seconds: {sum(self.folders.values()):.0f} ({sums})")
+        total, slowness = sum(self.folders.values()), self.slowness
+        terminalreporter.write_line(f"Processor seconds: {total:.0f} ({sums})")
+        if self.readings:
+            readings = f"{len(self.readings)} readings of {statistics.mean(self.readings):.2f} s"
+            of_quiet = f"{total / slowness:.0f} s of two quiet cores"
+            terminalreporter.write_line(
+                f"Yardstick: {readings}; the run took {of_quiet}, {slowness:.2f} times as long here"
+            )
         for name, seconds, share in self.large_folders:
             terminalreporter.write_line(f"Above its share {name}: {seconds:.1f} s, of {share:.1f} s", yellow=True)
         for name, seconds, limit in self.exceeded:
