@@ -105,10 +105,60 @@ def resident() -> str:
     return f"{size:.0f} MiB grew by {found['growth']['rss_mib']:.0f} MiB"
 
 
-TABLES = {"anakin": anakin, "sebulba": sebulba, "acting": acting, "dqn": dqn, "search": search}
+def environments() -> list[str]:
+    """Steps a second of environments beside other libraries' of the same task."""
+    found = read("environments")
+    rows = []
+    for row in found["results"]:
+        peers = {name: rate for name, rate in row["steps_per_second"].items() if name != "ours"}
+        others = ", ".join(f"{name} {short(rate)}" for name, rate in peers.items())
+        low, high = row["ratio_range"]
+        ratio = f"**{row['ratio']:.1f}** ({low:.1f} to {high:.1f})"
+        rows.append((f"`{row['environment']}`", short(row["steps_per_second"]["ours"]), others, ratio, commit(found)))
+    return table(("environment", "ours", "others", "ours / the better of them", "commit"), rows)
+
+
+def cores() -> list[str]:
+    """Times of each core and its gradient."""
+    found = read("scans")
+    sizes = found["results"]["cores"]
+    names = list(next(iter(sizes.values())))
+    rows = [(f"`{name}`", *(f"{size[name]['us'] / 1e3:.1f} ms" for size in sizes.values())) for name in names]
+    return table(("core", *sizes, "commit"), [(*row, commit(found)) for row in rows])
+
+
+def recurrences() -> list[str]:
+    """Times of a linear recurrence and its gradient, by the way that computes it."""
+    found = read("scans")
+    rows = []
+    for size, ways in found["results"]["recurrences"].items():
+        times = {way: ways[way]["us"] if way in ways else None for way in ("sequential", "associative", "unrolled")}
+        rows.append((size, *(f"{us / 1e3:.2f} ms" if us else "-" for us in times.values()), commit(found)))
+    return table(("rows and units", "sequential", "associative", "unrolled", "commit"), rows)
+
+
+def resets() -> list[str]:
+    """Rows a second by the way in which episodes open, for large states and expensive resets."""
+    found = read("resets")
+    rows = []
+    for row in found["results"]:
+        rates = [short(row["rows_per_second"][way]) for way in ("fresh", "pool", "costly")]
+        ratios = [f"{row['costly_over'][way]:.1f}" for way in ("fresh", "pool")]
+        rows.append((f"{row['kilobytes']} KB", row["length"], *rates, *ratios, commit(found)))
+    names = ("fresh for every lane", "from a pool", "only lanes that are over", "over fresh", "over a pool", "commit")
+    return table(("a state", "steps of an episode", *names), rows)
+
+
+TABLES = {
+    **{"anakin": anakin, "sebulba": sebulba, "acting": acting, "dqn": dqn, "search": search},
+    **{"environments": environments, "cores": cores, "recurrences": recurrences, "resets": resets},
+}
 VALUES = {
     "anakin-origin": lambda: origin("anakin"),
     "sebulba-origin": lambda: origin("sebulba"),
+    "environments-origin": lambda: origin("environments"),
+    "cores-origin": lambda: origin("scans"),
+    "resets-origin": lambda: origin("resets"),
     "dqn-model": dqn_model,
     "memory": resident,
     "memory-commit": lambda: commit(read("memory")),
