@@ -162,7 +162,7 @@ class Budget:
 
     @property
     def slowness(self) -> float:
-        """How many times as long as two quiet cores the machine takes; 1 for one that is faster."""
+        """The machine's time for the yardstick over that of two quiet cores; 1 for a machine that is faster."""
         if not self.readings or self.allowed is None or not self.allowed.yardstick:
             return 1.0
         return max(1.0, statistics.mean(self.readings) / self.allowed.yardstick)
