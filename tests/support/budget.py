@@ -36,7 +36,7 @@ ALL = "all tests"
 MARGIN = 1.2
 """Runs may take so much more than their budgets: machines differ, and so does what workers share."""
 SECONDS_BETWEEN = 20.0
-"""Of the clock, from one reading of the yardstick to the next."""
+"""Seconds of the clock from one reading of the yardstick to the next."""
 READINGS = "readings"
 """The name of the yardstick's readings among what a worker returns."""
 
