@@ -122,6 +122,7 @@ ROWS = (
     Row("minigrid_doorkey-ppo", "ppo minigrid_doorkey --env.size 6 --total-steps 500000", 0.9),
     Row("minigrid_memory-ppo-lstm", f"{MEMORY} --agent.core lstm", 0.9),
     Row("minigrid_memory-ppo", MEMORY, 0.6, at_most=True),
+    Row("minatar_breakout-ppo", "ppo minatar_breakout --preset minatar --total-steps 5000000", 10),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
     Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
     Row("catch-pqn", "pqn catch --total-steps 100000", 0.95),
