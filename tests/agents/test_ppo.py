@@ -172,9 +172,11 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
     ("action_space", "fields"),
     [
         (SPEC.action_space, {}),
-        *(
-            tiers.nightly((SPEC.action_space, {"core": core, "core_size": 5, "core_memory": 4}))[0]
-            for core in ("lstm", "gru", "mingru", "lru", "gtrxl")
+        *tiers.nightly(
+            *(
+                (SPEC.action_space, {"core": core, "core_size": 5, "core_memory": 4})
+                for core in ("lstm", "gru", "mingru", "lru", "gtrxl")
+            )
         ),
         pytest.param(
             spaces.Box(-2.0, 1.0, (2,)),

@@ -3,9 +3,9 @@
 Processor seconds are those of the process that runs a test and of its children that have ended. Every run ends with its
 sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
 
-Neighbours on the machine, who take its caches and its memory, make the same tests take up to 2.7 times as many. So a fixed
-piece of work, the yardstick, is timed before a test now and then, and budgets are in seconds of two quiet cores: those that
-were spent, divided by how many times as long the yardstick takes.
+Other programs on the machine use its caches and its memory, and the same tests then take up to 2.7 times as many seconds.
+So a fixed piece of work, the yardstick, is timed between tests. Budgets are in seconds of two quiet cores: the seconds that
+were spent, divided by the slowness of the yardstick.
 
 PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it takes a fifth more than the tier gives it, and
 if a test takes longer than `test` seconds, where the tier has such a limit. A folder above its share is named, so that one
@@ -102,7 +102,7 @@ class Budget:
         self.item: pytest.Item | None = None
         self.processor = 0.0
         self.readings: list[float] = []
-        self.read_at, self.reading = -SECONDS_BETWEEN, 0.0
+        self.read_at, self.reading_seconds = -SECONDS_BETWEEN, 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -111,7 +111,8 @@ class Budget:
             if not self.readings:
                 yardstick()  # the first of a process makes what all others use
             self.readings.append(yardstick())
-            self.read_at, self.reading = time.monotonic(), self.reading + processor_time() - before
+            self.read_at = time.monotonic()
+            self.reading_seconds += processor_time() - before
         self.item, self.processor = item, processor_time()
         return (yield)
 
@@ -191,11 +192,11 @@ class Budget:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         charged = sum(self.costs.values())
         if (output := getattr(session.config, "workeroutput", None)) is not None:
-            output[START], output[READINGS] = processor_time() - charged - self.reading, self.readings
+            output[START], output[READINGS] = processor_time() - charged - self.reading_seconds, self.readings
         elif session.config.getoption("numprocesses", None):
             self.start += sum(os.times()[:2])  # the workers have said theirs
         else:
-            self.start = processor_time() - charged - self.reading
+            self.start = processor_time() - charged - self.reading_seconds
         if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
