@@ -63,9 +63,9 @@ def game_2048() -> list[str]:
 
 
 def mask_cost(agent: str) -> str:
-    """The share of time that a mask takes of training, the median of pairs, the least and the most."""
+    """The share of time that a mask takes of training, the median of pairs and its quartiles."""
     cost = read("masks-speed")["results"]["cost"][agent]
-    return f"{cost['median']:+.1%} ({cost['least']:+.1%} to {cost['most']:+.1%})"
+    return f"{cost['median']:+.1%} ({cost['low']:+.1%} to {cost['high']:+.1%})"
 
 
 def mask_bound() -> str:

@@ -206,6 +206,7 @@ def make(
         num_bins=values.size,
         noise=config.noise,
         init=config.init,
+        masked=False,  # `_means` does it, where actions are compared
     )
     if network.recurrent:
         raise nets.NetworkError("dqn replays single rows, of which no recurrent state is kept; r2d2 replays sequences.")

@@ -67,9 +67,7 @@ def legal(spec: EnvSpec, observation: ArrayTree) -> jax.Array | None:
     """
     if not present(spec):
         return None
-    mask = _marked(observation)
-    counts = _num_values(spec.action_space)
-    heads = jnp.split(mask, [int(n) for n in np.cumsum(counts)[:-1]], axis=-1)
+    heads = _heads(spec, observation)
     return jnp.concatenate([head | ~jnp.any(head, axis=-1, keepdims=True) for head in heads], axis=-1)
 
 
@@ -112,18 +110,20 @@ def shares(spec: EnvSpec, observation: ArrayTree, weight: jax.Array) -> dict[str
       observation: [...].
       weight: float32 [...]; of rows.
     """
-    mask = _marked(observation)
-    stuck = jnp.any(legal(spec, observation) & ~mask, axis=-1)  # type: ignore[operator]
+    heads = _heads(spec, observation)
+    # One sum over the mask answers both: with small batches an operation costs more than its numbers.
+    counts = jnp.stack([jnp.sum(head, axis=-1, dtype=jnp.float32) for head in heads])
     return {
-        "mask/legal": jnp.sum(weight * jnp.mean(mask.astype(jnp.float32), axis=-1)),
-        "mask/none_legal": jnp.sum(weight * stuck.astype(jnp.float32)),
+        "mask/legal": jnp.sum(weight * jnp.sum(counts, axis=0)) / sum(_num_values(spec.action_space)),
+        "mask/none_legal": jnp.sum(weight * jnp.any(counts == 0, axis=0).astype(jnp.float32)),
     }
 
 
-def _marked(observation: ArrayTree) -> jax.Array:
-    """The mask of observations [...], bool [..., P]. Bytes are compared as bytes, for wider numbers take longer."""
+def _heads(spec: EnvSpec, observation: ArrayTree) -> list[jax.Array]:
+    """The mask of each choice, bool [..., P_i]. Bytes are compared as bytes, for wider numbers take longer."""
     mask = observation[NAME]
-    return mask if mask.dtype == jnp.bool_ else mask > 0
+    mask = mask if mask.dtype == jnp.bool_ else mask > 0
+    return jnp.split(mask, [int(n) for n in np.cumsum(_num_values(spec.action_space))[:-1]], axis=-1)
 
 
 def _num_values(space: Any) -> tuple[int, ...]:

@@ -84,11 +84,11 @@ class NetworkConfig:
         return action_masks.masked(network, spec)
 
     def action_values(
-        self, agent: str, spec: EnvSpec, network: Network | None, *, num_bins: int = 1, **others: Any
+        self, agent: str, spec: EnvSpec, network: Network | None, *, masked: bool = True, **others: Any
     ) -> Network:
         """The network of action values; arguments as in `actor_critic`, `others` those of `make_q`.
 
-        Values of illegal actions are lowered, but for `num_bins` above 1, where the agent does so with the means.
+        Values of illegal actions are lowered, unless `masked` is False and the agent does so itself.
 
         Raises:
           ValueError: for an action space, torso, network or mask that does not fit.
@@ -96,10 +96,10 @@ class NetworkConfig:
         action_masks.check(spec)
         stacked = stacked_spec(spec, self.frame_stack)
         if network is None:
-            network = make_q(stacked, num_bins=num_bins, **self._arguments(), **others)
+            network = make_q(stacked, **self._arguments(), **others)
         else:
-            check(network, stacked, agent, action_values=True, num_bins=num_bins)
-        return action_masks.masked(network, spec) if num_bins == 1 else network
+            check(network, stacked, agent, action_values=True, num_bins=others.get("num_bins", 1))
+        return action_masks.masked(network, spec) if masked else network
 
     def _arguments(self) -> dict[str, Any]:
         return {
