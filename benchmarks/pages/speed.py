@@ -127,6 +127,19 @@ def cores() -> list[str]:
     return table(("core", *sizes, "commit"), [(*row, commit(found)) for row in rows])
 
 
+def agents_with_cores() -> list[str]:
+    """Rows a second of whole agents with each core, and their shares of the same agent's with an LSTM."""
+    found = read("anakin-cores")
+    agents = {row["agent"]: row for row in found["results"]}
+    rates = {(row["agent"], row["core"]): row["training"] for row in found["results"]}
+    names = [f"{row['agent']} on {row['env']}, {row['num_envs']} x {row['rollout_length']}" for row in agents.values()]
+    rows = []
+    for core in dict.fromkeys(core for _, core in rates):
+        cells = [f"{short(rates[agent, core])} ({rates[agent, core] / rates[agent, 'lstm']:.1f})" for agent in agents]
+        rows.append((f"`{core}`", *cells, commit(found)))
+    return table(("core", *names, "commit"), rows)
+
+
 def recurrences() -> list[str]:
     """Times of a linear recurrence and its gradient, by the way that computes it."""
     found = read("scans")
@@ -151,13 +164,15 @@ def resets() -> list[str]:
 
 TABLES = {
     **{"anakin": anakin, "sebulba": sebulba, "acting": acting, "dqn": dqn, "search": search},
-    **{"environments": environments, "cores": cores, "recurrences": recurrences, "resets": resets},
+    **{"environments": environments, "cores": cores, "agents-with-cores": agents_with_cores},
+    **{"recurrences": recurrences, "resets": resets},
 }
 VALUES = {
     "anakin-origin": lambda: origin("anakin"),
     "sebulba-origin": lambda: origin("sebulba"),
     "environments-origin": lambda: origin("environments"),
     "cores-origin": lambda: origin("scans"),
+    "agents-with-cores-origin": lambda: origin("anakin-cores"),
     "resets-origin": lambda: origin("resets"),
     "dqn-model": dqn_model,
     "memory": resident,

@@ -124,7 +124,8 @@ def main(arguments: AnakinArguments) -> int:
     print(_table(results))
     print("rows/s (a row is one step of one lane, resets included), medians; ratio is training over the plain loop.")
     for r in results:
-        print(f"{r['agent']}: {r['transitions_share']:.1%} of its rows are real transitions, the rest resets.")
+        memory = "" if r["core"] == "none" else f" with {r['core']}"
+        print(f"{r['agent']}{memory}: {r['transitions_share']:.1%} of its rows are real transitions, the rest resets.")
     if arguments.json:
         write(arguments.json, "podracer bench anakin", arguments, results)
     return 0
