@@ -81,7 +81,7 @@ dist: $(VENV)/.core  ## sdist and wheel in dist/, checked
 	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay,dqn,reanalyse}.json
-	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
+	JAX_NUM_CPU_DEVICES=2 $(BIN)/podracer bench anakin --devices 1 2 --json benchmarks/results/anakin.json
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
 	$(BIN)/python benchmarks/dqn.py --json benchmarks/results/dqn.json

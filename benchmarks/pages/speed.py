@@ -18,6 +18,7 @@ def anakin() -> list[str]:
         rows.append(
             (
                 f"{row['agent']} on {row['env']}, {row['num_envs']} x {row['rollout_length']}",
+                row["devices"],
                 *speeds,
                 f"**{row['ratio']:.2f}** ({low:.2f} to {high:.2f})",
                 f"{row['compile_seconds']:.1f} s",
@@ -25,7 +26,7 @@ def anakin() -> list[str]:
             )
         )
     names = ("environment", "acting", "training", "plain loop", "training / plain", "cold compile", "commit")
-    return table(("agent, lanes x rows", *names), rows)
+    return table(("agent, lanes x rows", "CPU devices", *names), rows)
 
 
 def sebulba() -> list[str]:

@@ -17,12 +17,16 @@ from podracer.population import evolution
 from podracer.population.config import PBT
 from podracer.population.evolution import Lineage
 from podracer.run.driver import RunHooks, RunState, require_memory
+from podracer.system import machine
 from podracer.topology import Topology, executables
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
 BUSY_ROWS = 100_000
 """Rows of an update on one device that keep an accelerator busy."""
+
+BUSY_LANES = 128
+"""Lanes of a CPU device from which it is worth while to have several (docs/adr/0045)."""
 
 
 class Anakin:
@@ -43,6 +47,7 @@ class Anakin:
         final_updates: int = 0,
         pbt: PBT | None = None,
     ):
+        self._replays = agent.replay is not None
         self._rows_per_update = layout.num_envs * agent.config.rollout_length
         self._layout, self._seeds, self._hyper, self._spec = layout, seeds, hyper, environment.spec
         self._environment = environment
@@ -66,7 +71,11 @@ class Anakin:
         return list(self._layout.mesh.devices.flat)
 
     def describe(self) -> str:
-        return self._layout.describe() + _too_small(self.devices[0].platform, self._rows_on_a_device)
+        platform, lanes = self.devices[0].platform, self._layout.num_envs * self._layout.population
+        hint = _too_small(platform, self._rows_on_a_device)
+        if len(self.devices) == 1 and not self._replays:  # replayed batches are small, and devices wait for each other
+            hint += _idle_cores(platform, lanes)
+        return self._layout.describe() + hint
 
     @property
     def _rows_on_a_device(self) -> int:
@@ -174,3 +183,12 @@ def _too_small(platform: str, rows: int) -> str:
     if platform == "cpu" or rows >= BUSY_ROWS:
         return ""
     return f"; {rows:,} rows an update leave it idle most of the time: num_envs of 2,048 to 16,384 cost little more"
+
+
+def _idle_cores(platform: str, lanes: int) -> str:
+    """Returns a hint if more than one CPU device would train faster on the cores of this machine; else ""."""
+    cores = machine.num_cores()
+    devices = min(cores, lanes // BUSY_LANES)
+    if platform != "cpu" or devices < 2:
+        return ""
+    return f"; about one of {cores} cores is busy: JAX_NUM_CPU_DEVICES={devices} divides the lanes among {devices}"

@@ -11,7 +11,6 @@ import ctypes
 import dataclasses
 import difflib
 import functools
-import os
 import pathlib
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 from podracer import configs, spaces
 from podracer.environments import gate, host_masks
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space
+from podracer.system import machine
 from podracer.types import EnvSpec, HostStep
 
 UNBOUNDED_STEPS = 2**31 - 1
@@ -269,7 +269,7 @@ def _drawing_fails(task: str) -> str:
 
 def _cores(pools: int) -> int:
     """Returns the threads of each of several pools, on the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.num_cores()
     # On few cores, all that can run should: on two, threads for both are fastest, also for two pools.
     return cores if cores <= 4 else max(1, (cores - 2) // pools)
 

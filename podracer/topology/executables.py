@@ -29,7 +29,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from podracer.system import command, console, files, spans
+from podracer.system import command, console, files, machine, spans
 from podracer.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "chex", "mctx")
@@ -211,7 +211,7 @@ def kind(settings: Mapping[str, Any], devices: list[Any]) -> str:
         "variables": {name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NPROC")},
         "flags": {name: value for name, value in flags.items() if "cache" not in name},
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),  # which the driver's check compares with
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": machine.num_cores(),
         "devices": [(device.platform, device.device_kind, device.id, device.process_index) for device in devices],
         "settings": settings,
     }

@@ -11,6 +11,7 @@ from podracer import environments, spaces
 from podracer.environments import envpool, gate, gymnasium_spaces
 from podracer.environments.envpool import AtariOptions
 from podracer.environments.seeds import first_seed
+from podracer.system import machine
 from podracer.types import EnvSpec, HostStep
 
 
@@ -43,10 +44,10 @@ def test_pools_share_the_cores(monkeypatch):
     """The cores are those that this process may use."""
     threads = {}
     for cores in (1, 2, 4, 5, 16, 64):
-        monkeypatch.setattr(envpool.os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
+        monkeypatch.setattr(machine, "num_cores", lambda cores=cores: cores)
         threads[cores] = [envpool._cores(pools) for pools in (1, 2, 100)]
     assert threads == {1: [1] * 3, 2: [2] * 3, 4: [4] * 3, 5: [3, 1, 1], 16: [14, 7, 1], 64: [62, 31, 1]}
-    monkeypatch.setattr(envpool.os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(machine, "num_cores", lambda: 6)
     source = environments.make("envpool:CartPole-v1")
     used = [s._pool(8, 0, False).config["num_threads"] for s in (source, source.shared_by(2), source)]
     assert used == [4, 2, 4]

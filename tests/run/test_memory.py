@@ -8,10 +8,11 @@ import pytest
 
 import podracer
 from podracer.anakin import runner
-from podracer.anakin.driver import Anakin, _too_small
+from podracer.anakin.driver import Anakin, _idle_cores, _too_small
 from podracer.learning import learner
 from podracer.run import driver
 from podracer.sebulba.learner_devices import OnDevices
+from podracer.system import machine
 
 
 class Accelerator:
@@ -92,3 +93,12 @@ def test_few_rows_on_an_accelerator():
     assert "4,096 rows an update leave it idle" in _too_small("gpu", 4096)
     assert "num_envs of 2,048 to 16,384" in _too_small("tpu", 99_999)
     assert _too_small("gpu", 100_000) == _too_small("cpu", 10) == ""
+
+
+def test_idle_cores_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(machine, "num_cores", lambda: 16)
+    assert "one of 16 cores is busy: JAX_NUM_CPU_DEVICES=2 divides the lanes among 2" in _idle_cores("cpu", 256)
+    assert "JAX_NUM_CPU_DEVICES=16 divides" in _idle_cores("cpu", 4096)
+    assert _idle_cores("cpu", 255) == _idle_cores("gpu", 256) == ""
+    monkeypatch.setattr(machine, "num_cores", lambda: 1)
+    assert _idle_cores("cpu", 256) == ""
