@@ -39,7 +39,7 @@ compilers: $(VENV)/.compiler-v5e $(VENV)/.compiler-h200  ## what compiles for TP
 
 $(VENV)/.compiler-%: $(VENV)/.test
 	@$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/compilers \
-	    $$($(BIN)/python tests/support/compilers.py requirements $*) && touch $@ || \
+	    $$($(BIN)/python -m tests.support.compilers requirements $*) && touch $@ || \
 	    echo "the compiler for $* could not be installed: its tests are skipped"
 
 protoc: $(VENV)/.protoc  ## what generates podracer/remote/session_pb2.py

@@ -1,13 +1,13 @@
 """Compiles real programs for an H200 and for TPU v5e on a machine that has neither, and says what became of them.
 
-    python compilers.py requirements [TARGET ...]  pip's requirement lines for the compilers of this version of jax
-    python compilers.py h200|v5e [PROGRAM ...]     one JSON line a program; those of CHECKED by default
+    python -m tests.support.compilers requirements [TARGET ...]  pip's lines for this version of jax
+    python -m tests.support.compilers h200|v5e [PROGRAM ...]     a JSON line a program; CHECKED by default
 
 Both plugins compile without a device, from a description of one. They are large and no run needs them, so they are not
 installed beside podracer but in a directory that only this script looks into (`sys.prefix/compilers`, or
 $PODRACER_COMPILERS):
 
-    pip install --no-deps --target .venv/compilers $(python tests/support/compilers.py requirements)     (make compilers)
+    pip install --no-deps --target .venv/compilers $(python -m tests.support.compilers requirements)     (make compilers)
 
 What is counted (`Program`), with loops multiplied by how often they turn where the compiler knows that, and once where
 it does not, as in the loop over updates:
