@@ -214,7 +214,7 @@ class Updates:
 
         of_update = Batch(trajectories.by_lane(resized, batch.trajectory), *(resized(0, x) for x in batch[1:]))
         # All samples at once: of a loop over some at a time, XLA counts one turn.
-        with mock.patch.object(gradients, "at_a_time", lambda observation, rows, units, unrolled: units):
+        with mock.patch.object(gradients, "at_a_time", lambda observation, rows, units, *others: units):
             lowered = learn.lower(state, of_update, jnp.float32(0), jax.random.key(0))
         costs: Any = lowered.compile().cost_analysis() or {}
         return costs.get("flops", float("nan")) / B

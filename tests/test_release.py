@@ -77,6 +77,15 @@ def test_yaml_files_parse_and_run_what_there_is(path):
             assert command in targets, (path, command)
 
 
+def test_make_compilers_knows_what_to_install():
+    """Without the compilers the nightly tests of compiled programs are skipped."""
+    makefile = (ROOT / "Makefile").read_text()
+    script = re.search(r"\$\(BIN\)/python (.*compilers) requirements", makefile)
+    command = [sys.executable, *script[1].split(), "requirements"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {line.partition("=")[0] for line in found.split()} >= {"libtpu", "jax-cuda13-plugin"}
+
+
 def test_what_is_supported_is_tested():
     yaml = pytest.importorskip("yaml")
     ci, nightly = (

@@ -26,7 +26,9 @@ def small(source):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_every_example_runs_on_a_pod(tmp_path):
-    parts = [small(path.read_text()) for path in sorted(EXAMPLES.glob("*.py"))]
+    # The others train by `anakin.update` or in sweeps, which belong to one process.
+    sources = [path.read_text() for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "optuna_sweep"]
+    parts = [small(source) for source in sources if "podracer.train(" in source]
     assert len(parts) == 4
     script = tmp_path / "examples.py"
     runs = [f"exec({part!r}, {{'__name__': '__main__'}})" for part in parts]
