@@ -36,7 +36,7 @@ LEAST, MOST_HIDDEN, RATIO, MOST_COST = 0.99, -0.5, 2.0, 0.03
 """Bounds: the probe's return with the mask and without, the ratio of returns in 2048, and the share of time."""
 
 SECONDS = 0.1
-"""The length of a measurement of speed. Other programs disturb both of a pair of short ones alike."""
+"""The length of one measurement of speed. Other programs disturb both of a short pair alike."""
 
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "discount": 0.8, "learning_rate": 1e-2}
 SEARCH: dict[str, Any] = {

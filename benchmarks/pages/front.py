@@ -28,7 +28,7 @@ def numbers() -> list[str]:
         [
             ("PPO on HalfCheetah, 1M steps", halfcheetah, CPU),
             (f"PPO on {fastest['num_envs']:,} CartPoles", f"{short(fastest['training'])} steps a second", "an H100"),
-            (f"PPO beside a hand-written loop in one file, {plain['devices']} CPU devices", beside, CPU),
+            (f"PPO on {plain['devices']} CPU devices beside a hand-written loop on one", beside, CPU),
             ("Tree search beside mctx", searches, CPU),
         ],
     )

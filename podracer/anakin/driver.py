@@ -72,9 +72,9 @@ class Anakin:
 
     def describe(self) -> str:
         platform, lanes = self.devices[0].platform, self._layout.num_envs * self._layout.population
-        hint = _too_small(platform, self._rows_on_a_device)
-        if len(self.devices) == 1 and not self._replays:  # replayed batches are small, and devices wait for each other
-            hint += _idle_cores(platform, lanes)
+        hint = _too_small(platform, self._rows_on_a_device) or _idle_cores(
+            platform, len(self.devices), lanes, self._replays
+        )
         return self._layout.describe() + hint
 
     @property
@@ -185,10 +185,11 @@ def _too_small(platform: str, rows: int) -> str:
     return f"; {rows:,} rows an update leave it idle most of the time: num_envs of 2,048 to 16,384 cost little more"
 
 
-def _idle_cores(platform: str, lanes: int) -> str:
-    """Returns a hint if more than one CPU device would train faster on the cores of this machine; else ""."""
+def _idle_cores(platform: str, devices: int, lanes: int, replays: bool) -> str:
+    """Returns a hint if a single CPU device leaves cores idle that more devices would use; else ""."""
     cores = machine.num_cores()
-    devices = min(cores, lanes // BUSY_LANES)
-    if platform != "cpu" or devices < 2:
+    better = min(cores, lanes // BUSY_LANES)
+    # Replayed batches are small, and devices would wait for each other after each.
+    if platform != "cpu" or devices > 1 or better < 2 or replays:
         return ""
-    return f"; about one of {cores} cores is busy: JAX_NUM_CPU_DEVICES={devices} divides the lanes among {devices}"
+    return f"; one CPU device keeps about one of {cores} cores busy: JAX_NUM_CPU_DEVICES={better} makes {better}"

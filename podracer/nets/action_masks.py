@@ -111,7 +111,7 @@ def shares(spec: EnvSpec, observation: ArrayTree, weight: jax.Array) -> dict[str
       weight: float32 [...]; of rows.
     """
     heads = _heads(spec, observation)
-    # One sum over the mask answers both: with small batches an operation costs more than its numbers.
+    # One sum serves both metrics: with small batches the number of operations decides.
     counts = jnp.stack([jnp.sum(head, axis=-1, dtype=jnp.float32) for head in heads])
     return {
         "mask/legal": jnp.sum(weight * jnp.sum(counts, axis=0)) / sum(_num_values(spec.action_space)),

@@ -285,7 +285,7 @@ def test_a_killed_process(begin):
 def test_a_killed_coordinator(begin):
     pod = begin().train().send(0, signal.SIGKILL)
     codes, said = pod.end(timeout=5)
-    assert codes[0] == -9
+    assert codes[0] == -9, said[0]
     assert codes[1] not in (0, None)
     assert re.search(rf"lost process 0 \(\S+, pid {pod.processes[0].pid}\), the coordinator, which is gone", said[1])
 

@@ -97,8 +97,9 @@ def test_few_rows_on_an_accelerator():
 
 def test_idle_cores_of_a_cpu(monkeypatch):
     monkeypatch.setattr(machine, "num_cores", lambda: 16)
-    assert "one of 16 cores is busy: JAX_NUM_CPU_DEVICES=2 divides the lanes among 2" in _idle_cores("cpu", 256)
-    assert "JAX_NUM_CPU_DEVICES=16 divides" in _idle_cores("cpu", 4096)
-    assert _idle_cores("cpu", 255) == _idle_cores("gpu", 256) == ""
+    assert "about one of 16 cores busy: JAX_NUM_CPU_DEVICES=2 makes 2" in _idle_cores("cpu", 1, 256, False)
+    assert "JAX_NUM_CPU_DEVICES=16 makes 16" in _idle_cores("cpu", 1, 4096, False)
+    for case in (("cpu", 1, 255, False), ("gpu", 1, 256, False), ("cpu", 2, 256, False), ("cpu", 1, 256, True)):
+        assert _idle_cores(*case) == ""
     monkeypatch.setattr(machine, "num_cores", lambda: 1)
-    assert _idle_cores("cpu", 256) == ""
+    assert _idle_cores("cpu", 1, 256, False) == ""
