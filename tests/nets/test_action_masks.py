@@ -61,10 +61,13 @@ def test_a_choice_without_a_legal_value_may_take_any() -> None:
     assert action_masks.lower(jnp.ones(3), None).tolist() == [1.0] * 3
 
 
-def test_shares_are_those_of_the_weighted_rows() -> None:
+@pytest.mark.parametrize(("actions", "stuck"), [(SIX, 1.0), (spaces.MultiDiscrete((2, 4)), 2.0)])
+def test_shares_are_those_of_the_weighted_rows(actions: Any, stuck: float) -> None:
+    """In the first row, the second of two choices has no legal action."""
     rows = shown(np.array([[1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6], np.int8))
-    found = action_masks.shares(spec_of(), rows, jnp.array([1.0, 1.0, 0.0]))
-    assert {name: float(x) for name, x in found.items()} == pytest.approx({"mask/legal": 1 / 3, "mask/none_legal": 1.0})
+    found = action_masks.shares(spec_of(actions), rows, jnp.array([1.0, 1.0, 0.0]))
+    expected = {"mask/legal": 1 / 3, "mask/none_legal": stuck}
+    assert {name: float(x) for name, x in found.items()} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
