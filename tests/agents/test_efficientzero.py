@@ -573,6 +573,7 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float, table: bool) -> None:
         assert float(sums["reanalyse/staleness"]) == float(sums["replay/priority_staleness"]) == sum(range(G))
 
 
+@pytest.mark.slow
 def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
     """Priorities of windows as trajectories of rows: |V - z| with V of one set of parameters, and rewards by age."""
     agent = learning()

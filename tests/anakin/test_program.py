@@ -21,7 +21,7 @@ from podracer.learning import learner
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.topology import collectives
 from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
-from tests.support import counting, harness
+from tests.support import counting, harness, tiers
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
@@ -189,7 +189,7 @@ def two_rollouts() -> tuple[Agent, Any]:
     return agent, rollouts(agent, 2)[1]
 
 
-@pytest.mark.parametrize("length", [8, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", tiers.slow(8, 7))
 def test_rollouts_for_a_gpu_are_those_for_a_cpu(length: int) -> None:
     """There an iteration of the loop takes several steps; those that remain follow it."""
     _, expected = rollouts(agent_of("vtrace"), 2, length=length)
@@ -361,7 +361,7 @@ def test_progress_drives_the_schedule(runs: dict[str, Run]) -> None:
         done = integer(report.env_steps)
 
 
-@pytest.mark.parametrize("name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", tiers.slow("vtrace", "ppo"))
 def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> None:
     """Three members with different seeds and learning rates, 10 updates: each is the run of its seed and rate."""
     run, rates = runs[name], [3e-3, 1e-3, 1e-4]

@@ -68,6 +68,18 @@ def here(trained, monkeypatch):
         ("train muzero catch --agent.max-depth 0", "MuZeroConfig.max_depth=0: must be at least 1."),
         ("train muzero catch --agent.considered 0", "MuZeroConfig.considered=0: must be at least 1."),
         ("eval nowhere --opponent random", "nowhere holds no run: there is no config.json in it."),
+        ("elo", "elo needs one or more run directories."),
+        ("elo nowhere", "nowhere holds no run: there is no config.json in it."),
+    ],
+)
+def test_mistakes_get_one_line(command, message, capsys):
+    assert message in complaint(capsys, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
         ("eval ttt --step 17", "no checkpoint 17 in "),
         ("eval ttt --opponent nobody", "no player is called 'nobody'; there are random, tactical, perfect, mcts:SIM"),
         ("eval ttt --opponent mcts:0", "no player is called 'mcts:0'; there are random, tactical"),
@@ -81,8 +93,6 @@ def here(trained, monkeypatch):
         ("eval ttt --opponent random --simulations -1", "simulations=-1: must be at least 0, which is the network's"),
         ("eval ttt --opponent random --member 1", "member=1: this run has members 0 to 0."),
         ("eval ttt --opponent random --gif x.gif", "--gif shows the policy alone; leave out --opponent"),
-        ("elo", "elo needs one or more run directories."),
-        ("elo nowhere", "nowhere holds no run: there is no config.json in it."),
         ("elo empty", "empty holds no run: there is no config.json in it."),
         ("elo ttt ttt", " is there twice."),
         ("elo ttt@17", "no checkpoint 17 in "),
@@ -90,10 +100,11 @@ def here(trained, monkeypatch):
         ("elo ttt --simulations -1", "simulations=-1: must be at least 0"),
     ],
 )
-def test_mistakes_get_one_line(command, message, here, capsys):
+def test_mistakes_about_a_run_get_one_line(command, message, here, capsys):
     assert message in complaint(capsys, command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["eval ttt --opponent empty", "elo ttt@best empty"])
 def test_runs_of_two_games_do_not_meet(command, here, capsys, monkeypatch):
     load, other = podracer.load, types.SimpleNamespace(environment=envs_jax.make("connect_four"))
@@ -101,6 +112,7 @@ def test_runs_of_two_games_do_not_meet(command, here, capsys, monkeypatch):
     assert complaint(capsys, command) == "empty is of connect_four, not of tic_tac_toe.\n"
 
 
+@pytest.mark.slow
 def test_names_of_players(here):
     path = pathlib.Path("ttt")
     assert elo.parse_name("ttt") == elo.parse_name("ttt/") == (path, None, False, None)
@@ -140,6 +152,7 @@ def newest(directory, folder="checkpoints"):
     return max(int(path.name) for path in (directory / folder).iterdir())
 
 
+@pytest.mark.slow
 def test_a_game_keeps_what_acted_at_every_tenth(trained):
     result = podracer.load(trained)
     steps = result.snapshots()
@@ -206,6 +219,7 @@ def strengths(monkeypatch):
     monkeypatch.setattr(elo.matches, "play", play)
 
 
+@pytest.mark.slow
 def test_ratings_are_a_table_and_a_picture(here, strengths, capsys):
     steps = podracer.load("ttt").snapshots()
     assert run("elo ttt --games 40") == 0

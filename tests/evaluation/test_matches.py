@@ -33,6 +33,7 @@ def fixed(name, move):
     return Player(name, lambda lanes: (), lambda params, memory, row, key: (move(memory, row), memory))
 
 
+@pytest.mark.slow
 def test_perfect_play_draws_and_never_loses():
     perfect = player("perfect")
     assert matches.play(GAME, perfect, perfect, 20, openings=0).counts() == (0, 20, 0)

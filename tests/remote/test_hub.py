@@ -21,6 +21,7 @@ from podracer.remote import wire
 from podracer.remote.blocks import TRANSITIONS, Batching, Block, Session, State, Timeouts
 from podracer.remote.hub import FILLER, Hub, WaitCancelled
 from podracer.remote.pool import RemoteEnvironment
+from tests.support import tiers
 
 SPEC = EnvSpec("mine", spaces.Box(0.0, 1e9, (1,)), spaces.Discrete(9))
 LAYOUT = wire.Layout(SPEC)
@@ -92,7 +93,7 @@ def shown(environment):
     return rows
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize("chunk", [*range(4), *tiers.slow(*range(4, 10))])
 def test_random_schedules(chunk, monkeypatch):
     """The row contract in every lane, one action per row, no lane in two places, and all transitions of the table."""
     become, seen = Block.become, set()

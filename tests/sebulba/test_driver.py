@@ -368,7 +368,7 @@ def test_agents_that_search_learn_on_the_host(name, environment, mode):
 
 @pytest.mark.parametrize(
     ("threads", "milestone"),
-    [(2, 50), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 90), (1, 300), (2, 330)))],
+    tiers.slow((2, 50), (1, 90), (1, 300), (2, 330)),
 )
 def test_lockstep_resumes_bit_for_bit(threads, milestone):
     """From a state in the middle, in a new driver, as if nothing had happened."""

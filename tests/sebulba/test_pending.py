@@ -170,6 +170,7 @@ def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
     assert_same(final, whole(mode, threads))
 
 
+@pytest.mark.slow
 def test_updates_that_a_lost_replay_puts_off_are_done_once_it_is_filled():
     """So whatever counts updates, as target networks do, stays in step with rollouts and publications."""
     stopped, *_ = run(driver_of("lockstep"), stop_after=DUE + 2)

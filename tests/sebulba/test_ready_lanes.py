@@ -101,6 +101,7 @@ def recorded():
     return agent, *trained(agent, Unequal(COUNTING, 3), 300, {"learning_rate": 0.0})
 
 
+@pytest.mark.slow
 def test_trajectories_keep_the_contract(recorded):
     _, handed, _, progress = recorded
     assert len(handed) >= 10

@@ -53,6 +53,7 @@ def behind_the_last_step(result):
     return [row for row in result.history if row["updates"] > base and "loss/total" in row]
 
 
+@pytest.mark.slow
 @DRIVERS
 def test_they_are_reported_as_they_are_done(driver):
     whole = train(**driver)
@@ -119,6 +120,7 @@ def test_a_run_that_goes_on_does_them_at_its_new_end(tmp_path):
     assert updates(longer) == base + 2 * FINAL
 
 
+@pytest.mark.slow
 def test_nothing_is_learnt_of_nothing():
     """There are no updates if a replay never held enough."""
     assert updates(train(total_steps=32)) == 0

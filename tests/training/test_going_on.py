@@ -56,6 +56,7 @@ def parameters(result):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(result.learner.params))])
 
 
+@pytest.mark.slow
 def test_a_finished_run_trains_further(copied, capsys):
     longer = podracer.resume(copied, total_steps=2000)
     assert "total_steps grows from 1,000 to 2,000" in capsys.readouterr().err
