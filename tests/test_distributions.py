@@ -76,7 +76,7 @@ def test_categorical_rows_are_independent() -> None:
     assert not np.array_equal(samples, draws(distribution, np.zeros(4), 20_000, seed=1))
 
 
-@pytest.mark.parametrize("num_values", [3, 18, 362])
+@pytest.mark.parametrize("num_values", [3, 18, pytest.param(362, marks=pytest.mark.slow)])
 def test_impossible_actions_are_never_drawn(num_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by the random numbers at the edges between actions, where the cumulated probabilities are rounded."""
     rng = np.random.default_rng(num_values)

@@ -327,7 +327,7 @@ def test_anakin_in_lockstep_is_algorithm_one() -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {"at_once": 7},
+        pytest.param({"at_once": 7}, marks=pytest.mark.slow),
         {"at_once": 1, "sleepy": True},
         {"at_once": 100, "sleepy": True},
         pytest.param({"at_once": 1, "updates_per_call": 1}, marks=pytest.mark.slow),

@@ -102,7 +102,7 @@ def act(agent: Agent, learner: Any, observation: Any, key: int = 0, evaluation: 
 
 CASES: list[Any] = [
     {"n_step": 3, "double": True, "clip_rewards": True},
-    {"n_step": 1, "double": False, "frame_stack": 3},
+    pytest.param({"n_step": 1, "double": False, "frame_stack": 3}, marks=pytest.mark.slow),
     {"n_step": 3, "double": True, "values": "categorical", "dueling": True, "head_size": 6, "max_value": 1.5},
     pytest.param({"n_step": 2, "double": False, "values": "quantile"}, marks=pytest.mark.slow),
 ]

@@ -314,7 +314,8 @@ def test_statistics_are_those_of_shards() -> None:
         np.testing.assert_array_equal(both[0], both[1])
 
 
-@pytest.mark.parametrize("values", ["network", pytest.param("search", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["network", "search"])
 def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> None:
     agent = made(unroll_length=2, dirichlet_fraction=0.0, value_target=values)
     K, n = 2, agent.config.n_step

@@ -224,7 +224,7 @@ class Learner:
         self.learn = harness.alone(learn)
 
 
-QUICK = ("ppo", "categorical")
+QUICK = ("ppo",)
 
 
 @pytest.mark.parametrize(

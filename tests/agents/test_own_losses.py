@@ -10,9 +10,10 @@ import pytest
 from podracer import agents, spaces
 from podracer.agents.registry import AGENTS
 from podracer.types import Batch, EnvSpec
-from tests.support import harness
+from tests.support import harness, tiers
 
 B = 4
+MODELS = ("muzero", "efficientzero")
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 SPECS = {"sac": SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,)))}
 SMALL = {
@@ -72,7 +73,7 @@ def traced(name, **own):
 
 @pytest.mark.parametrize(
     "name",
-    [*sorted(set(AGENTS) - {"alphazero", "efficientzero"}), pytest.param("efficientzero", marks=pytest.mark.slow)],
+    [*sorted(set(AGENTS) - {"alphazero", *MODELS}), *tiers.slow(*MODELS)],
 )
 def test_a_loss_takes_the_place_of_the_agents(name):
     default = getattr(agents, name).loss

@@ -226,7 +226,7 @@ def spoiled(trajectory: Trajectory, **fields: Any) -> Trajectory:
     return trajectory._replace(actions=actions, extras=trajectory.extras | extras, **fields)
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.slow), "lstm"])
 def test_masked_rows_change_nothing(core: nets.CoreName) -> None:
     """In any epoch; reward and discount of a first row neither (a recurrent network reads its reward)."""
     _, learner, record, learn = made(small(core=core, core_size=5))

@@ -73,6 +73,7 @@ def test_arms_differ_in_what_they_are_named_for(monkeypatch):
         assert sgd.keys() - lars.keys() == {"l2_cost"}
 
 
+@pytest.mark.slow
 def test_blind_dynamics_are_the_same_after_every_action(monkeypatch):
     monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
     controls: Any = importlib.import_module("efficientzero_controls")

@@ -182,6 +182,7 @@ def test_a_second_queue_is_refused(queue, tmp_path, capsys):
     assert not (tmp_path / "runs" / "order").exists()
 
 
+@pytest.mark.slow
 def test_the_jobs_are_commands_that_podracer_takes(monkeypatch):
     """Agents, environments, presets and flags, without making any."""
     monkeypatch.syspath_prepend(BENCHMARKS)

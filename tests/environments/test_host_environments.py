@@ -183,10 +183,12 @@ def test_a_game_over_on_the_step_limit_is_a_termination():
     [
         ("envpool:MiniGrid-MemoryS7-v0", {}, spaces.Dict, spaces.Discrete),
         ("envpool:Maze-v0", {}, spaces.Dict, spaces.Discrete),  # names within names
-        ("envpool:SpotGetup-v1", {}, spaces.Box, spaces.Box),  # one name, which is no name
+        pytest.param(
+            "envpool:SpotGetup-v1", {}, spaces.Box, spaces.Box, marks=pytest.mark.slow
+        ),  # one name, which is no name
         ("envpool:HalfCheetah-v4", {}, spaces.Box, spaces.Box),
         ("envpool:Pendulum-v1", {}, spaces.Box, spaces.Box),
-        ("envpool:D1Basic-v1", {}, spaces.Box, spaces.Discrete),
+        pytest.param("envpool:D1Basic-v1", {}, spaces.Box, spaces.Discrete, marks=pytest.mark.slow),
         ("envpool:D1Basic-v1", {"settings": ("force_speed=True",)}, spaces.Box, spaces.Discrete),
         pytest.param(
             "envpool:gfootball/academy_empty_goal_close-v1", {}, spaces.Box, spaces.Discrete, marks=pytest.mark.slow

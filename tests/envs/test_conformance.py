@@ -13,7 +13,7 @@ from envs_jax.testing import ConformanceError, check_briefly, check_environment,
 from podracer import spaces
 from podracer.types import Environment, EnvSpec, Transition
 
-QUICK = ("catch", "t_maze", "tic_tac_toe")
+QUICK = ("t_maze", "tic_tac_toe")
 SEVERAL = ("minigrid_", "minatar_")
 """Families whose members have one interface: one of each is slow, the others are nightly."""
 

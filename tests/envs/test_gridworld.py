@@ -202,7 +202,7 @@ def test_value_iteration_by_hand():
     assert value_iteration.random_return(options) == pytest.approx(1 / 3 * (1 + 1 / 8 * 2 / 3) + 2 / 3 * 1 / 3)
 
 
-@pytest.mark.parametrize("options", [GRIDS[0], GRIDS[3], CHAINS[2]])
+@pytest.mark.parametrize("options", [pytest.param(GRIDS[0], marks=pytest.mark.slow), GRIDS[3], CHAINS[2]])
 def test_a_random_policy_earns_what_the_model_says(options):
     environment = Gridworld(options)
 

@@ -44,7 +44,7 @@ def oracle(options, walls, goals, cue, actions):
     return rows
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [*OPTIONS[:2], pytest.param(OPTIONS[2], marks=pytest.mark.slow)])
 def test_every_row_follows_the_rules(options):
     limit = MemoryMaze(options).spec.max_episode_steps
     states = starts(options, 200)
@@ -80,7 +80,10 @@ def search(options, step, state, wanted):
     return float(transition.reward), num_steps
 
 
-@pytest.mark.parametrize(("options", "num_episodes"), [(OPTIONS[0], 60), (OPTIONS[1], 20), (OPTIONS[2], 10)])
+@pytest.mark.parametrize(
+    ("options", "num_episodes"),
+    [(OPTIONS[0], 60), (OPTIONS[1], 20), pytest.param(OPTIONS[2], 10, marks=pytest.mark.slow)],
+)
 def test_the_optimum_takes_the_cue_and_nothing_else_will_do(options, num_episodes):
     environment, states = MemoryMaze(options), starts(options, num_episodes, seed=1)
 

@@ -167,7 +167,10 @@ def reached(cells, x, y, balls_move=False):
         passable = passable | np.isin(cells, list(keys)) | np.isin(cells, [code - KEY + LOCKED for code in keys])
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * case[0].startswith(("multi", "key", "dynamic"))) for case in CASES],
+)
 def test_every_start_can_be_solved(name, options):
     states = starts(name, options, 30 if name == "multi_room" else 60)
     for cells, x, y, goal in zip(states.cells, states.x, states.y, states.task if name == "memory" else states.x):

@@ -28,7 +28,7 @@ def edges(cells):
     return np.diff(np.ceil(np.arange(cells + 1) * 84 / cells)).astype(int)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(10, 5), (12, 7), (84, 84), (3, 83)])
+@pytest.mark.parametrize(("rows", "columns"), [(10, 5), (12, 7), pytest.param(84, 84, marks=pytest.mark.slow), (3, 83)])
 def test_shows_the_board_of_catch(rows, columns):
     keys = jax.random.split(jax.random.key(0), 16)
     actions = np.random.default_rng(0).integers(0, 3, (16, rows - 1), dtype=np.int32)

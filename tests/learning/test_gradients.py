@@ -27,7 +27,7 @@ def loss(params, trajectory):
     return jnp.sum(jnp.square(each)), ({"sum": jnp.sum(each)}, jnp.sum(each, axis=0))
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4, 12])
+@pytest.mark.parametrize("groups", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 12])
 def test_groups_make_the_whole(groups):
     params, trajectory = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}, trajectory_of(5, 12)
     split = trajectories.split_lanes(trajectory, groups)

@@ -70,7 +70,7 @@ def excess(counts: np.ndarray) -> float:
     return float((statistic - freedom) / np.sqrt(2 * freedom))
 
 
-@pytest.mark.parametrize("n", [FEW, 1155, 16 * 67, 24 * 1021])
+@pytest.mark.parametrize("n", [FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in (1155, 24 * 1021)), 16 * 67])
 def test_shuffled_units_are_as_often_in_every_place(n: int) -> None:
     """Over many keys: the first unit, one within, and the last; pairs of neighbours, and what differs by a digit."""
     keys = 512 * 1024 // n

@@ -62,7 +62,7 @@ FIRSTS = {
 }
 
 
-@cores
+@pytest.mark.parametrize("name", ["lstm", "gru", "mingru", "lru", pytest.param("gtrxl", marks=pytest.mark.slow)])
 def test_any_cut_of_the_rows_gives_the_same(name: str) -> None:
     """Row by row, as acting is, and in two halves: outputs and states of the unroll, as learning is."""
     core, params, unroll, middle = made(name)

@@ -362,7 +362,7 @@ def test_sections_of_resnets_have_so_many_blocks(depth: int) -> None:
     assert shapes.count((3, 3, 32, 32)) == 4 * depth + 1
 
 
-@pytest.mark.parametrize("high", [1, 31, 32])
+@pytest.mark.parametrize("high", [1, pytest.param(31, marks=pytest.mark.slow), 32])
 def test_small_images_by_hand(high: int) -> None:
     """Planes are divided by their largest value; codes choose the rows of an embedding, for each channel its own."""
     H, W, C = 4, 3, 2
@@ -405,7 +405,7 @@ def test_auto_is_an_mlp_for_all_but_large_images(space: spaces.Box) -> None:
     ("shape", "features", "kernel", "stride", "padding"),
     [
         ((2, 13, 19, 2), 5, 8, 4, "VALID"),  # the last rows and columns are outside every patch
-        ((2, 7, 6, 3), 4, 3, 2, "SAME"),
+        pytest.param((2, 7, 6, 3), 4, 3, 2, "SAME", marks=pytest.mark.slow),
         pytest.param((2, 8, 10, 3), 3, 4, 2, "VALID", marks=pytest.mark.slow),
         pytest.param((2, 7, 5, 3), 4, 3, 1, "SAME", marks=pytest.mark.slow),
         pytest.param((2, 6, 5, 3), 4, 3, 1, "VALID", marks=pytest.mark.slow),

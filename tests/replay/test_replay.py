@@ -140,7 +140,7 @@ ORDERS = {
 @pytest.mark.parametrize(
     "order",
     [
-        pytest.param(order, id=name, marks=pytest.mark.slow if name in ("in turn", "few") else ())
+        pytest.param(order, id=name, marks=pytest.mark.slow if name != "wrapped twice" else ())
         for name, order in ORDERS.items()
     ],
 )
@@ -151,8 +151,8 @@ def test_sequences_are_the_streams(order, context):
 @pytest.mark.parametrize(
     ("length", "context", "T", "order"),
     [
-        (2, 0, 1, "in turn"),
         (4, 3, 4, "wrapped twice"),
+        *tiers.slow((2, 0, 1, "in turn")),
         *tiers.slow(*itertools.product((4,), (0, 3), (3, 4), ORDERS)),
         *tiers.nightly(*itertools.product((2,), (0, 3), (1, 3, 4), ORDERS)),
         *tiers.nightly(*itertools.product((4,), (0, 3), (1,), ORDERS)),
@@ -326,8 +326,7 @@ def test_small_masses_and_large_ones():
     ("make", "all_of_them"),
     [
         (spec_of, True),
-        (rows_of, True),
-        *(pytest.param(make, False, marks=pytest.mark.slow) for make in (spec_of, rows_of)),
+        *tiers.slow((rows_of, True), (spec_of, False), (rows_of, False)),
     ],
 )
 def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
@@ -505,7 +504,7 @@ class Learns:
 
 @pytest.mark.parametrize(
     ("ratio", "batch"),
-    [(0.75, 8), (2.5, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1.0, 6), (0.1, 8), (3.0, 1)))],
+    [(0.75, 8), *tiers.slow((2.5, 2), (1.0, 6), (0.1, 8), (3.0, 1))],
 )
 def test_the_ratio_is_counted(ratio, batch):
     spec = spec_of(ratio=ratio, batch_size=batch, min_size=12, capacity=60)

@@ -135,8 +135,8 @@ def case():
 @pytest.mark.parametrize(
     "name",
     [
-        *("ppo box", "vtrace lstm frames", "r2d2", "dqn"),
-        *tiers.slow("ppo frames", "ppo lstm", "vtrace images", "pqn", "sac", "td3", "muzero"),
+        *("vtrace lstm frames", "dqn"),
+        *tiers.slow("ppo box", "r2d2", "ppo frames", "ppo lstm", "vtrace images", "pqn", "sac", "td3", "muzero"),
         *tiers.nightly("efficientzero"),
     ],
 )

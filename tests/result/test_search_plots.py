@@ -214,6 +214,7 @@ def test_a_game_is_animated_move_by_move(tmp_path):
     assert all(colour == colours[i % 2] for i, colour in enumerate(colours)), "in turns"
 
 
+@pytest.mark.slow
 def test_a_learned_model_without_boards(tmp_path):
     """MuZero on what is no game, frames stacked, its depth limited."""
     run = result("muzero", "catch", frame_stack=2, max_depth=2, hidden_sizes=(4,), state_size=4, head_size=4)

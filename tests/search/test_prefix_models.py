@@ -124,7 +124,8 @@ def test_consistency():
     assert float(prefix_models.projection_std(many)) == pytest.approx(1 / np.sqrt(7), rel=0.02)
 
 
-@pytest.mark.parametrize("horizon", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
+@pytest.mark.slow
+@pytest.mark.parametrize("horizon", [3, 1, 5])
 def test_rewards_of_a_path_sum_to_prefixes(horizon):
     """At depths 1 to 12, of a network whose prefixes are anything."""
     model = prefix_models.make(VECTORS, prefix_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, lstm_size=5))
@@ -183,7 +184,7 @@ class Table(nn.Module):
         return self.logits[at], self.value[at][:, None]
 
 
-@pytest.mark.parametrize("algorithm", ["puct", "gumbel"])
+@pytest.mark.parametrize("algorithm", [pytest.param("puct", marks=pytest.mark.slow), "gumbel"])
 @pytest.mark.parametrize("horizon", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_a_search_with_prefixes_is_the_search_with_rewards(algorithm, horizon):
     """On a table of states, beyond the horizon too."""

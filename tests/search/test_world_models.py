@@ -84,7 +84,11 @@ def test_states_of_images():
     assert np.isfinite(world_models._rescale(jnp.ones((1, 2, 2, 1)))).all(), "a state of one number"
 
 
-@pytest.mark.parametrize("make", [world_models.make, prefix_models.make], ids=lambda make: make.__module__)
+@pytest.mark.parametrize(
+    "make",
+    [world_models.make, pytest.param(prefix_models.make, marks=pytest.mark.slow)],
+    ids=lambda make: make.__module__,
+)
 def test_images_of_one_channel_need_no_axis_for_it(make):
     """They are images, not vectors: the same planes with such an axis and without."""
     flat = IMAGES._replace(observation_space=spaces.Box(0, 255, (16, 16), np.uint8))

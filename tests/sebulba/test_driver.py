@@ -160,7 +160,7 @@ def joining(join, joined):
     [
         ("vtrace", 1, "async", 1),
         pytest.param("vtrace", 2, "lockstep", 1, marks=pytest.mark.slow),
-        ("vtrace", 2, "async", 3),
+        pytest.param("vtrace", 2, "async", 3, marks=pytest.mark.slow),
         pytest.param("pqn", 1, "lockstep", 1, marks=pytest.mark.slow),
         pytest.param("ppo", 2, "async", 1, marks=pytest.mark.slow),
         *tiers.nightly(("efficientzero", 2, "lockstep", 1)),
@@ -328,7 +328,7 @@ def test_memory_and_what_was_recorded_belong_to_their_rows(name):
     )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_lockstep_has_a_fixed_lag_and_repeats(threads):
     runs = [run(driver_of(agent_of("vtrace"), threads, mode="lockstep")) for _ in range(2)]
     final, captured, progress, _ = runs[0]

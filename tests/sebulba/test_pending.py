@@ -185,6 +185,7 @@ def test_updates_that_a_lost_replay_puts_off_are_done_once_it_is_filled():
     assert int(final.replay_state.counts.draws) % DUE == 0
 
 
+@pytest.mark.slow
 def test_no_update_behind_the_last_step_is_due_on_a_replay_that_was_lost():
     replay_state = whole("lockstep", 1).replay_state
     assert int(add_updates(replay_state, 3).counts.pending_updates) == 3

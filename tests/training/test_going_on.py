@@ -78,6 +78,7 @@ def test_a_finished_run_trains_further(copied, capsys):
         train(copied, 3000)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_anothers_weights(finished, tmp_path):
     begun = train(tmp_path / "run", init_from=str(finished.run_dir), log=lambda *_: True)
     assert not begun.summary["complete"]

@@ -470,6 +470,7 @@ def population(tmp_path_factory):
     return train(tmp_path_factory.mktemp("population") / "run", seed=7, hyper={"learning_rate": rates}), rates
 
 
+@pytest.mark.slow
 def test_a_population_reports_every_member(population):
     result, rates = population
     assert result.population == 3, "as many as there are learning rates"
