@@ -80,6 +80,18 @@ def dqn_model() -> str:
     return f"{min(shares):.2f} to {max(shares):.2f}"
 
 
+def continuous() -> list[str]:
+    """Updates a second of SAC beside others, and the part of an update's time that its products take."""
+    found = read("continuous")
+    rates, ratios = found["results"]["updates_per_second"], found["results"]["ratios"]
+    rows = [("ours", f"{statistics.median(rates['sac']):.0f}", "", commit(found))]
+    for name, each in ratios.items():
+        _, low, *_, high, _ = sorted(each)
+        cell = f"**{statistics.median(each):.2f}** ({low:.2f} to {high:.2f})"
+        rows.append((name, f"{statistics.median(rates[name]):.0f}", cell, commit(found)))
+    return table(("SAC, batches of 256, two layers of 256", "updates a second", "ours / this", "commit"), rows)
+
+
 def search_ratios() -> dict[str, str]:
     """Times as fast as mctx, from the least median of the sizes to the greatest."""
     pairs = {"puct": "puct / muzero_policy", "gumbel": "gumbel / gumbel_muzero_policy"}
@@ -166,7 +178,7 @@ def resets() -> list[str]:
 TABLES = {
     **{"anakin": anakin, "sebulba": sebulba, "acting": acting, "dqn": dqn, "search": search},
     **{"environments": environments, "cores": cores, "agents-with-cores": agents_with_cores},
-    **{"recurrences": recurrences, "resets": resets},
+    **{"recurrences": recurrences, "resets": resets, "continuous": continuous},
 }
 VALUES = {
     "anakin-origin": lambda: origin("anakin"),
@@ -175,6 +187,7 @@ VALUES = {
     "cores-origin": lambda: origin("scans"),
     "agents-with-cores-origin": lambda: origin("anakin-cores"),
     "resets-origin": lambda: origin("resets"),
+    "continuous-origin": lambda: f"{origin('continuous')}.",
     "dqn-model": dqn_model,
     "memory": resident,
     "memory-commit": lambda: commit(read("memory")),
