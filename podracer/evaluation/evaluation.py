@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer import topology
 from podracer.atari.scores import of_returns
 from podracer.environments import autoreset, tasks
 from podracer.environments.seeds import first_seed
@@ -241,7 +242,7 @@ def _of_members(play: Callable[[ActorParams, jax.Array], ArrayTree]) -> Callable
         # Their keys are drawn in the program: each small function of its own takes a while to compile.
         return jax.vmap(lambda member, seed: play(member, run_keys(seed)[2]))(params, seeds)
 
-    return jax.jit(evaluate)
+    return jax.jit(evaluate, compiler_options=topology.evaluation_options(topology.platform()))
 
 
 def make(

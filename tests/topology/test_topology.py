@@ -207,6 +207,16 @@ def test_what_is_made_whole_here_is_compiled_once(monkeypatch: pytest.MonkeyPatc
     assert len(made) == 1
 
 
+def test_a_level_of_ones_own_is_kept_by_all_programs_that_run_for_long(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    each = topology.evaluation_options, topology.compiler_options
+    assert [options("cpu")["xla_backend_optimization_level"] for options in each] == [2, 2]
+    assert [options("gpu") for options in each] == [None, None]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=1")
+    assert [options("cpu") for options in each] == [None, None]
+    assert topology.quick_to_compile("cpu")["xla_backend_optimization_level"] == 0
+
+
 def test_what_is_traced_is_for_the_platform_that_was_said():
     assert topology.platform() == jax.default_backend() == "cpu"
     assert topology.on_cpu()
