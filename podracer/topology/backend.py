@@ -89,7 +89,7 @@ def _is_jaxlib_0_10() -> bool:
 
 
 def _level_is_set() -> bool:
-    """Whoever sets XLA's level has it in all programs that run for long."""
+    """Returns True if XLA_FLAGS has a level, which is then that of all programs that run for long."""
     return "xla_backend_optimization_level" in _flags()
 
 
