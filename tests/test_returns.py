@@ -391,6 +391,7 @@ def test_global_sum_mean_and_max(samples: tuple[np.ndarray, np.ndarray]) -> None
     )
     assert everywhere(collectives.global_mean, x, 0 * weight) == 0.0
     assert everywhere(collectives.global_max, -x) == np.float32((-x).max())
+    assert everywhere(lambda x: collectives.global_size(len(x)), x) == x[..., 0].size, "4 on each of 2 x 3 shards"
 
 
 def test_global_moments(samples: tuple[np.ndarray, np.ndarray]) -> None:

@@ -210,7 +210,7 @@ class _AlphaZero(base.Functions):
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         B = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
+        batch_size = collectives.global_size(B)
         # Positions with their targets pi and z, each as seen by a random symmetry (Silver et al. 2017).
         samples = _samples(batch, self.config.n_step, learner.hyper["value_mix"])
         if self.symmetries is not None:

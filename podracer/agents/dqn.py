@@ -260,7 +260,7 @@ class _DQN(base.Functions):
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         config, values = self.config, self.values
-        batch_size = collectives.global_sum(jnp.float32(batch.weight.shape[0]))
+        batch_size = collectives.global_size(batch.weight.shape[0])
         # Noise of the target network, of the choice and of Q, drawn independently (Fortunato et al. 2018, section 3.1).
         target_key, choice_key, key = jax.random.split(key, 3)
         target = self._with_noise(learner.aux, target_key)

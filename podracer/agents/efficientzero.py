@@ -258,7 +258,7 @@ class _EfficientZero(base.Functions):
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         config, B = self.config, batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
+        batch_size = collectives.global_size(B)
         # One change of the unrolled image and one of those that are compared with it, for all rows of a sample.
         size = self.planner.space.shape[:2] if self.augments else (0, 0)  # type: ignore[union-attr]
         changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]

@@ -204,7 +204,7 @@ class _MuZero(base.Functions):
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         config = self.config
-        batch_size = collectives.global_sum(jnp.float32(batch.weight.shape[0]))
+        batch_size = collectives.global_size(batch.weight.shape[0])
         if config.absorbing:
             batch = batch._replace(
                 trajectory=_with_random_actions(batch.trajectory, key, self.spec, config.unroll_length)

@@ -261,7 +261,7 @@ class _SAC(base.Functions):
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array, with_policy: bool
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         n = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(n))
+        batch_size = collectives.global_size(n)
         # All networks of this update normalise by statistics that have its samples.
         aux, largest = learner.aux, self.values.largest
         statistics, batch = self.config.normalize_samples(aux["statistics"], batch, largest, learner.hyper)

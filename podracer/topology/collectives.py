@@ -40,6 +40,11 @@ def global_sum(tree: ArrayTree) -> ArrayTree:
     return lax.psum(tree, DATA_AXES)
 
 
+def global_size(size: int) -> jax.Array:
+    """Multiplies a size, such as a batch's, by the number of all shards; the devices do not meet for it, float32 []."""
+    return jnp.float32(lax.psum(size, DATA_AXES))
+
+
 def global_average(tree: ArrayTree) -> ArrayTree:
     """Averages every leaf over all shards of all devices."""
     return lax.pmean(tree, DATA_AXES)
