@@ -4,14 +4,16 @@
     learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's reward, value and policy are trained
              towards u_k, z_k and pi_k
 
-    z_k = u_{k+1} + gamma u_{k+2} + ... + gamma^{n-1} u_{k+n} + gamma^n nu_{k+n}, cut at the end of the episode
+    z_k = u_{k+1} + gamma u_{k+2} + ... + gamma^{n-1} u_{k+n} + gamma^n nu_{k+n}, cut at the end of the episode:
+    a termination is worth 0, a truncation the nu of its last row
 
-u are observed rewards. No loss compares a state with an observation: the state has to predict rewards, values and
-policies, and nothing else.
+u are observed rewards. In a game for two players gamma is negative, for every second row is the opponent's. No loss
+compares a state with an observation: the state has to predict rewards, values and policies, and nothing else.
 
 Departures from the paper: Adam, clipped gradients, and no L2 term; h sees frames but no past actions; values are scaled
-by their range among a node's actions, not in the whole tree; games for two players have bins as well; after learning, a
-priority is made of the network's value; importance weights are divided by the largest of the batch.
+by their range among a node's actions and its own value, not in the whole tree; games for two players have bins as well,
+n-step targets, and the temperatures of other tasks; after learning, a priority is made of the network's value;
+importance weights are divided by the largest of the batch.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ class MuZeroConfig(search.Settings, world_models.Sizes, OptimizerConfig):
         states). False masks these rows out.
       discount: gamma (paper: 0.997).
       max_reward: the largest reward that the bins represent. The bins of rewards and values reach to max_reward / (1 -
-        discount), with the config's discount, and to max_reward in games for two players (paper: 601 bins, to 300 after
-        the rescaling h).
+        discount), with the config's discount, at most to 1,000 times max_reward, and to max_reward in games for two
+        players (paper: 601 bins, to 300 after rescaling).
       value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
       replay_ratio: samples per transition that is added (paper: 0.1; appendix H: 2).

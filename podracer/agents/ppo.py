@@ -8,10 +8,10 @@ normalised per minibatch over all devices, clipping of the gradient's norm, rewa
 the return, optional clipping of the value loss, optional running normalisation of observations, optional squashing of
 continuous actions by tanh, an optional learning rate that follows the divergence from the acting policy.
 
-Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
-at the start of the rollout, or chunks of them. A rollout of T transitions has T + 1 time steps, of which the last one
-only bootstraps. Each shard shuffles its own data alone. A run has the same shards on any number of devices, and so the
-same results.
+Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored at
+the start of the rollout, or chunks of them. A rollout of T transitions has T + 1 time steps: row t has what was
+observed before action t, and the reward of action t - 1. From the last row no action is learnt. Each shard shuffles its
+own data alone. A run has the same shards on any number of devices, and so the same results.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def loss(
     advantage, weights = batch.advantage, batch.weight
     # The probability ratio r_t of the new policy to the one that acted (section 3).
     log_ratio = jnp.where(batch.weight > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
-    # Not in the paper: e^40 is clipped in any case. A ratio that overflows would make metrics infinite, and gradients
-    # NaN.
+    # Not in the paper: a ratio that overflows would make metrics infinite, and gradients NaN. Beyond e^40 a sample has
+    # no gradient, also where its advantage is negative and the objective does not clip it.
     log_ratio = jnp.minimum(log_ratio, 40.0)
     ratio = jnp.exp(log_ratio)
 
