@@ -1,0 +1,108 @@
+"""The worth of resets of a network at low and high replay ratios (docs/optimizers.md): DQN on MinAtar's Breakout.
+
+    python benchmarks/network_resets.py            # all rows, about half an hour of a core
+    python benchmarks/network_resets.py --only 8   # only rows whose names have all of these words
+
+100,000 rows with one and with eight updates a row, each of a batch of 32, with and without a reset every 40,000
+updates: the number of rows and the interval are those of D'Oro et al. (2023) on Atari. A row is written when it ends,
+to `benchmarks/results/network_resets.json`, and the picture beside. The exit code says whether resets are no worse with
+one update a row and better with eight (95% intervals of differences of the return at the end).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import podracer
+from podracer.bench import measure
+from podracer.result import plots
+
+FILE = pathlib.Path(__file__).parent / "results" / "network_resets.json"
+COMMAND = "python benchmarks/network_resets.py"
+SEEDS = 3
+STEPS = 100_000
+INTERVAL = 40_000
+BATCH = 32
+
+
+def row_of(updates: int, interval: int) -> str:
+    """The name of a row."""
+    return f"{updates} update{'s' if updates > 1 else ''} a row, {'resets' if interval else 'none'}"
+
+
+ROWS = {row_of(updates, interval): (updates, interval) for updates in (1, 8) for interval in (0, INTERVAL)}
+
+
+def measured(updates: int, interval: int) -> dict[str, Any]:
+    """Trains the seeds of a row, one after the other."""
+    start, ends, curves = time.perf_counter(), [], []
+    for seed in range(SEEDS):
+        result = podracer.train(
+            "dqn",
+            "minatar_breakout",
+            preset="minatar",
+            config={"replay_ratio": float(BATCH * updates), "reset_interval": interval},
+            total_steps=STEPS,
+            seed=seed,
+            eval_every=STEPS // 10,
+            eval_episodes=300,
+            progress=False,
+        )
+        ends.append(round(result.summary["eval_return_mean"], 3))
+        found = [row for row in result.history if "eval/return_mean" in row]
+        curves += [[seed, row["env_steps"], round(row["eval/return_mean"], 3)] for row in found]
+    seconds = round(time.perf_counter() - start, 1)
+    return {"returns": ends, "seconds": seconds, "commit": measure.commit(), "curves": curves}
+
+
+def stored() -> dict[str, Any]:
+    """The rows that are there, in order."""
+    found = json.loads(FILE.read_text())["results"]["rows"] if FILE.exists() else {}
+    return {name: found[name] for name in ROWS if name in found}
+
+
+def difference(rows: dict[str, Any], updates: int) -> list[float] | None:
+    """The 95% interval of the mean return with resets less that without, by bootstrap; None before both are there."""
+    pair = [rows.get(row_of(updates, interval)) for interval in (INTERVAL, 0)]
+    if None in pair:
+        return None
+    resampled = np.random.default_rng(0).integers(SEEDS, size=(2, 10_000, SEEDS))
+    means = [np.asarray(row["returns"])[i].mean(-1) for row, i in zip(pair, resampled)]
+    return np.quantile(means[0] - means[1], (0.025, 0.975)).round(3).tolist()
+
+
+def write(rows: dict[str, Any]) -> None:
+    """Writes the rows, the differences and the picture."""
+    differences = {str(updates): difference(rows, updates) for updates in (1, 8)}
+    settings = {"seeds": SEEDS, "total_steps": STEPS, "reset_interval": INTERVAL, "batch_size": BATCH}
+    measure.write(FILE, COMMAND, settings, {"rows": rows, "difference_intervals": differences})
+    columns = ("member", "env_steps", "eval/return_mean")
+    histories = {name: [dict(zip(columns, point)) for point in row["curves"]] for name, row in rows.items()}
+    title = f"DQN on MinAtar's Breakout, {SEEDS} seeds: mean, least and most"
+    plots.learning_curve(histories, FILE.with_suffix(".png"), title=title, metric="eval/return_mean")
+
+
+def main() -> int:
+    """Runs the rows that are asked for; the exit code says whether resets do as they should in all that are there."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
+    words = parser.parse_args().only
+    for name in [name for name in ROWS if all(word in name for word in words)]:
+        row = measured(*ROWS[name])
+        write(stored() | {name: row})
+        print(f"{name}: {', '.join(f'{x:.2f}' for x in row['returns'])}  ({row['seconds']:.0f} s)", flush=True)
+    rows = stored()
+    no_worse, better = difference(rows, 1), difference(rows, 8)
+    print(f"with resets less without, 95% interval: {no_worse} with 1 update a row, {better} with 8")
+    return 0 if (no_worse is None or no_worse[1] >= 0) and (better is None or better[0] > 0) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
