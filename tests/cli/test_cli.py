@@ -23,7 +23,7 @@ from podracer.cli import results
 from podracer.run import metrics, rundir
 from tests.support import harness
 
-# The small run of test_training.py: the same program, so that one compilation serves both files.
+# That of tests/support/small_run.py: the same program, so that one compilation serves both.
 SMALL = (
     "--total-steps 2000 --num-envs 8 --eval-every 500 --eval-episodes 16 --checkpoint-every 500 "
     "--agent.rollout-length 10 --agent.hidden-sizes 8"
@@ -639,7 +639,7 @@ def test_an_interrupted_run(monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.slow  # what is behind it is quick: tests/training/test_training.py
+@pytest.mark.slow  # what is behind it is quick: tests/training/test_damage.py
 @pytest.mark.nightly
 def test_all_checkpoints_damaged(copied, capsys):
     for path in (copied / "checkpoints").rglob("d/*"):

@@ -15,7 +15,6 @@ from podracer.anakin.driver import Anakin
 from podracer.evaluation import evaluation
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics
-from tests.support import harness
 from tests.system.test_console import unread
 
 pytestmark = pytest.mark.slow
@@ -26,12 +25,6 @@ RUN |= {"progress": False, "config": {"rollout_length": 10, "hidden_sizes": (8,)
 
 def train(run_dir, **changes):
     return podracer.train("vtrace", "catch", run_dir=run_dir, **(RUN | changes))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_shared():
-    with harness.shared_programs():
-        yield
 
 
 @pytest.fixture(scope="module")

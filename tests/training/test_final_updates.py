@@ -29,12 +29,6 @@ def updates(result):
     return int(np.max(result.learner.num_updates))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_shared():
-    with harness.shared_programs():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Reports as often as can be, so that there is where to stop."""

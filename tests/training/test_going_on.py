@@ -36,12 +36,6 @@ def train(run_dir, total_steps=1000, **changes):
     return podracer.train("vtrace", "catch", run_dir=run_dir, total_steps=total_steps, **(RUN | changes))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_shared():
-    with harness.shared_programs():
-        yield
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     return train(tmp_path_factory.mktemp("finished") / "run")

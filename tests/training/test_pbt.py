@@ -60,12 +60,6 @@ def run(run_dir, **others):
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_shared():
-    with harness.shared_programs():
-        yield
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """A run that nothing happened to, and its rows."""

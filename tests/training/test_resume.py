@@ -16,7 +16,7 @@ import pytest
 import podracer
 from podracer import cli
 from podracer.sebulba import learner_loop
-from tests.support import harness, tiers
+from tests.support import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -103,12 +103,6 @@ def stored(run_dir):
 def newest_of(run_dir):
     """The steps of the newest checkpoint that is whole."""
     return max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_shared():
-    with harness.shared_programs():
-        yield
 
 
 @pytest.fixture(scope="module")
