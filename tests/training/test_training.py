@@ -1,4 +1,4 @@
-"""What a run leaves in its directory, and what it says."""
+"""The files, metrics, pictures and summary of a run."""
 
 import itertools
 import json
