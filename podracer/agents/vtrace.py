@@ -8,6 +8,7 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
 *   Adam with means over the batch as in SEED RL (table 6), instead of RMSProp (eps 0.01) with sums: the learning rate
     then means the same for every batch size. The learning rate is larger because small networks and many lanes like it.
 *   A two-layer MLP where observations are not images.
+*   Orthogonal weights, small ones for the policy's head, instead of LeCun's, which the authors' code has.
 *   The behaviour policy is stored as the log-probability of the action taken, which is all that V-trace needs.
 
 PopArt (`popart`; Hessel et al. 2018) came after the paper and is off by default: see `podracer.learning.popart`.
@@ -81,6 +82,8 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
         2018; `podracer.learning.popart`). Rewards are then not transformed. It may cost another pass forward.
       popart_step_size: beta of its statistics (Hessel et al. 2018: 3e-4).
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
+      init: of weights: "orthogonal", small ones for the policy's head, or "lecun", uniform ones for heads too (the
+        authors' code: LeCun's normal ones). Small weights of the head keep the policy's gradient from the torso.
     """
 
     envs_per_device: int = configs.field(32, low=1)
@@ -104,6 +107,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
     replay_capacity: int = configs.field(200_000, low=1)
     popart: bool = False
     popart_step_size: float = configs.field(3e-4, low=0.0, high=0.5)
+    init: Literal["orthogonal", "lecun"] = "orthogonal"
 
     def __post_init__(self):
         super().__post_init__()
@@ -126,6 +130,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
             "reward_transform": "abs_one",
             "frame_stack": 4,
             "torso": "shallow",
+            "init": "lecun",
         }
         return cls(**(paper | overrides))
 
@@ -248,7 +253,7 @@ def make(
             "network out, or use popart=False."
         )
     num_values = max(1, len(spec.tasks)) if config.popart else None
-    network = config.actor_critic("vtrace", spec, network, num_values=num_values)
+    network = config.actor_critic("vtrace", spec, network, num_values=num_values, init=config.init)
     rule = config.make_optimizer(optimizer, decay=config.rmsprop_decay, momentum=config.momentum)
     replay = ReplaySpec(
         capacity=-(-config.replay_capacity // config.rollout_length),

@@ -344,6 +344,15 @@ def test_atari_settings_are_the_papers() -> None:
     assert VTraceConfig.atari().learning_rate == 6e-4
 
 
+def test_the_policys_head_begins_as_the_papers_where_asked() -> None:
+    """LeCun's weights have a variance of one over the inputs, here 64."""
+    assert (VTraceConfig.atari().init, VTraceConfig().init) == ("lecun", "orthogonal")
+    for init, rms in (("lecun", 1 / 8), ("orthogonal", 0.01 / 8)):
+        params = made(VTraceConfig(hidden_sizes=(64,), init=init))[1].params
+        kernel = params["params"]["policy"]["kernel"]
+        np.testing.assert_allclose(jnp.sqrt(jnp.mean(jnp.square(kernel))), rms, rtol=0.1)
+
+
 def test_evaluation_takes_the_most_likely_action() -> None:
     agent, learner, _, _ = made(VTraceConfig(**SMALL))
     params = ActorParams(jax.tree.map(lambda x: 5.0 * x, learner.params), jnp.int32(0))
