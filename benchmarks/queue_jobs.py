@@ -72,11 +72,13 @@ MINIGRID = (
 
 CLEANRL = "CleanRL's documentation, at as many rows"
 
+# Eight lanes make four times the updates of the paper's 32 of as many rows. With 32 the policy of Pong is still uniform
+# after 1.5M rows and 2,300 updates.
 JOBS = (
-    Job("vtrace-pong", f"vtrace envpool:Pong-v5 --preset atari --num-envs 32 {WHOLE_GAMES}", 10_000_000, 18, 30, 2),
+    Job("vtrace-pong", f"vtrace envpool:Pong-v5 --preset atari --num-envs 8 {WHOLE_GAMES}", 10_000_000, 18, 30, 2),
     Job(
         "vtrace-breakout",
-        f"vtrace envpool:Breakout-v5 --preset atari --num-envs 32 {WHOLE_GAMES}",
+        f"vtrace envpool:Breakout-v5 --preset atari --num-envs 8 {WHOLE_GAMES}",
         20_000_000,
         100,
         30,
