@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from jax import export as jax_export
 from jax import lax
 
-from podracer import spaces
+from podracer import spaces, topology
 from podracer.nets import action_masks
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
@@ -195,24 +196,40 @@ def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) ->
       The stacks [T, B, ..., n], newest last, and the frames before row T.
     """
     # The line of all rows, of which a stack is n in a row, but for those of an earlier episode.
-    T, n = observation.shape[0], frames.shape[1] + 1
     line = jnp.concatenate([jnp.moveaxis(frames, 1, 0), observation])
-    now = jnp.arange(T, dtype=jnp.int32)[:, None]
+    now, n = jnp.arange(observation.shape[0], dtype=jnp.int32)[:, None], frames.shape[1] + 1
     age = now - lax.cummax(jnp.where(first, now, -n))  # rows since the episode opened; n or more: before row 0
-    shape = (*age.shape, *(1,) * (observation.ndim - 2))
-    each = [
-        jnp.where((age >= back).reshape(shape), line[n - 1 - back : n - 1 - back + T], jnp.zeros((), line.dtype))
-        for back in reversed(range(n))
-    ]
     # A program exported for any number of lanes cannot hold the bytes: their shape is not refined (jax 0.10).
     static = not any(map(jax_export.is_symbolic_dim, line.shape))
-    stacks = _bytes_side_by_side(each) if static and n == 4 and line.dtype == jnp.uint8 else jnp.stack(each, axis=-1)
+    of_bytes = static and n == 4 and line.dtype == jnp.uint8
+    stacks = _stack_bytes(line, age) if of_bytes else jnp.stack(_in_episode(age, _shifted(line, n)), axis=-1)
     return stacks, jnp.moveaxis(stacks[-1][..., 1:], -1, 1)
 
 
-def _bytes_side_by_side(each: list[jax.Array]) -> jax.Array:
-    """`jnp.stack(each, axis=-1)` of four arrays of bytes: four are one number, a fifth of the time on CPU."""
-    oldest, *rest = (x.astype(jnp.uint32) for x in each)
-    for place, x in enumerate(rest, 1):
-        oldest |= x << 8 * place
-    return lax.bitcast_convert_type(oldest, jnp.uint8)
+def _shifted(line: jax.Array, n: int) -> list[jax.Array]:
+    """The n frames that rows see, oldest first, each [T, ...] of the line [T + n - 1, ...]."""
+    return [line[i : line.shape[0] - (n - 1 - i)] for i in range(n)]
+
+
+def _in_episode(age: jax.Array, frames: list[jax.Array]) -> list[jax.Array]:
+    """Frames [..., B, *shape], oldest first, with zeros for those from before an episode that is `age` [..., B] old."""
+    age = age.reshape(*age.shape, *(1,) * (frames[0].ndim - age.ndim))
+    back = reversed(range(len(frames)))
+    return [jnp.where(age >= i, frame, jnp.zeros((), frame.dtype)) for i, frame in zip(back, frames)]
+
+
+def _stack_bytes(line: jax.Array, age: jax.Array) -> jax.Array:
+    """Stacks four bytes as one number each, in a fifth of the time on CPU."""
+
+    def word(age: jax.Array, frames: list[jax.Array]) -> jax.Array:
+        each = (frame.astype(jnp.uint32) for frame in _in_episode(age, frames))
+        return functools.reduce(jnp.bitwise_or, (x << jnp.uint32(8 * place) for place, x in enumerate(each)))
+
+    T = age.shape[0]
+    if T > 1 and topology.on_cpu():
+        # A loop, whose result XLA keeps. Without one, all that reads the stacks makes them once more, and an update of
+        # the network "shallow" takes 1.2 times as long.
+        words = lax.map(lambda t: word(age[t], [line[t + i] for i in range(4)]), jnp.arange(T, dtype=jnp.int32))
+    else:
+        words = word(age, _shifted(line, 4))
+    return lax.bitcast_convert_type(words, jnp.uint8)
