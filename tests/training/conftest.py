@@ -15,12 +15,13 @@ def _programs_are_shared():
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """A finished run: its result, and what `log` was called with."""
     calls = []
     directory = tmp_path_factory.mktemp("finished") / "run"
-    result = train(directory, log=lambda steps, row: calls.append((steps, dict(row))))
+    with harness.shared_programs():
+        result = train(directory, log=lambda steps, row: calls.append((steps, dict(row))))
     return result, calls
 
 
