@@ -162,6 +162,21 @@ def scales() -> list[str]:
     return table(("tasks", "large, by seed", "small, by seed", "required", "commit"), rows)
 
 
+def network_resets() -> list[str]:
+    """Returns of DQN at two replay ratios, with resets of its network and without."""
+    found, rows = read("network_resets")["results"], []
+    for name, row in found["rows"].items():
+        returns = " / ".join(f"{value:.3g}" for value in row["returns"])
+        rows.append((name, f"{statistics.fmean(row['returns']):.3g}", returns, short_commit(row["commit"])))
+    return table(("DQN on minatar_breakout", "return", "by seed", "commit"), rows)
+
+
+def reset_gain(updates: int) -> str:
+    """The 95% interval of the return with resets less that without."""
+    low, high = read("network_resets")["results"]["difference_intervals"][str(updates)]
+    return f"{low:.1f} to {high:.1f}"
+
+
 def meta_gradient() -> list[str]:
     """Discounts that are learnt by gradients, and one that is not."""
     found, rows = read("meta_gradient"), []
@@ -183,8 +198,11 @@ TABLES = {
     "sweeps": sweeps,
     "threads": threads,
     "meta-gradient": meta_gradient,
+    "network-resets": network_resets,
 }
 VALUES = {
+    "reset-gain-1": lambda: reset_gain(1),
+    "reset-gain-8": lambda: reset_gain(8),
     "masks-speed-bound": mask_bound,
     "masks-speed-ppo": lambda: mask_cost("ppo"),
     "masks-speed-dqn": lambda: mask_cost("dqn"),
