@@ -166,15 +166,11 @@ def network_resets() -> list[str]:
     """Returns of DQN at two replay ratios, with resets of its network and without."""
     found, rows = read("network_resets")["results"], []
     for name, row in found["rows"].items():
-        returns = " / ".join(f"{value:.3g}" for value in row["returns"])
-        rows.append((name, f"{statistics.fmean(row['returns']):.3g}", returns, short_commit(row["commit"])))
-    return table(("DQN on minatar_breakout", "return", "by seed", "commit"), rows)
-
-
-def reset_gain(updates: int) -> str:
-    """The 95% interval of the return with resets less that without."""
-    low, high = read("network_resets")["results"]["difference_intervals"][str(updates)]
-    return f"{low:.1f} to {high:.1f}"
+        mean, seeds = statistics.fmean(row["returns"]), " / ".join(f"{value:.3g}" for value in row["returns"])
+        low, high = found["difference_intervals"].get(name, (None, None))
+        less = "" if low is None else f"{low:.1f} to {high:.1f}"
+        rows.append((name, f"{mean:.3g}", seeds, less, short_commit(row["commit"])))
+    return table(("DQN on minatar_breakout", "return", "by seed", "less none, 95% interval", "commit"), rows)
 
 
 def meta_gradient() -> list[str]:
@@ -201,8 +197,6 @@ TABLES = {
     "network-resets": network_resets,
 }
 VALUES = {
-    "reset-gain-1": lambda: reset_gain(1),
-    "reset-gain-8": lambda: reset_gain(8),
     "masks-speed-bound": mask_bound,
     "masks-speed-ppo": lambda: mask_cost("ppo"),
     "masks-speed-dqn": lambda: mask_cost("dqn"),
