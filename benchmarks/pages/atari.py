@@ -9,11 +9,12 @@ from pages import read, short_commit, table
 
 RUNS = {
     "pong-pqn": "PQN, shallow network, best of its checkpoints",
+    "pong-vtrace-8-lanes": "V-trace, shallow network, 8 lanes",
     "pong-vtrace-resnet": "V-trace, deep ResNet, its training games",
     "pong-dqn": "fast DQN, shallow network",
     "pong-ppo": "PPO",
     "pong-r2d2": "R2D2, shallow network, the longer of two runs",
-    "pong-vtrace": "V-trace, shallow network",
+    "pong-vtrace": "V-trace, shallow network, 0.01 inside the root",
 }
 
 
