@@ -1,12 +1,12 @@
 """The worth of resets of a network at low and high replay ratios (docs/optimizers.md): DQN on MinAtar's Breakout.
 
-    python benchmarks/network_resets.py               # all rows, about an hour of a core
+    python benchmarks/network_resets.py                 # all rows, about an hour of a core
     python benchmarks/network_resets.py --only 8 none   # only rows whose names have all of these words
 
 100,000 rows with one and with eight updates a row, each of a batch of 32, with and without a reset every 40,000
-updates: the number of rows and the interval are those of D'Oro et al. (2023) on Atari. Eight updates a row have a
-longer interval beside it. A row is written when it ends, to `benchmarks/results/network_resets.json`, and the picture
-beside. The exit code says whether resets are no worse with one update a row and better with eight, at one of the
+updates: the number of rows and the interval are those of D'Oro et al. (2023) on Atari. With eight updates a row, a
+longer interval is tried, too. A row is written when it ends, to `benchmarks/results/network_resets.json`, with a
+picture. The exit code says whether resets are no worse with one update a row and better with eight, at one of the
 intervals (95% intervals of differences of the return at the end).
 """
 
@@ -109,7 +109,7 @@ def main() -> int:
     write(stored())
     found = differences(stored())
     for name, interval in found.items():
-        print(f"{name}: {interval} less none, 95% interval")
+        print(f"{name}: return less that without resets, 95% interval: {interval}")
     no_worse = [interval[1] >= 0 for name, interval in found.items() if name.startswith("1 ")]
     better = [interval[0] > 0 for name, interval in found.items() if name.startswith("8 ")]
     return 0 if all(no_worse) and (any(better) or not better) else 1

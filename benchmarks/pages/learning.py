@@ -170,7 +170,7 @@ def network_resets() -> list[str]:
         low, high = found["difference_intervals"].get(name, (None, None))
         less = "" if low is None else f"{low:.1f} to {high:.1f}"
         rows.append((name, f"{mean:.3g}", seeds, less, short_commit(row["commit"])))
-    return table(("DQN on minatar_breakout", "return", "by seed", "less none, 95% interval", "commit"), rows)
+    return table(("DQN on minatar_breakout", "return", "by seed", "less that without, 95% interval", "commit"), rows)
 
 
 def meta_gradient() -> list[str]:

@@ -59,7 +59,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       learning_rate: of the optimiser (paper: 6e-4).
       learning_rate_schedule: (paper: "linear").
       optimizer: (paper: "rmsprop"; SEED RL: "adam").
-      optimizer_eps: inside the root of rmsprop (paper: 0.01, and not where).
+      optimizer_eps: of rmsprop inside the root (paper: 0.01, taken as outside: 0.01^2 inside).
       rmsprop_decay: (paper: 0.99).
       momentum: of rmsprop and sgd (paper: 0).
       max_grad_norm: clip by global norm (paper: 40, of summed losses).

@@ -20,20 +20,12 @@ from podracer.topology import processes
 from podracer.training import resolve, session
 from podracer.training.transfer import transferred
 from tests.support import harness
-
-AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
-RUN = {
-    "num_envs": 8,
-    "eval_every": 500,
-    "eval_episodes": 16,
-    "checkpoint_every": 500,
-    "progress": False,
-    "config": AGENT,
-}
+from tests.support.small_run import AGENT, RUN
 
 
 def train(run_dir, total_steps=1000, **changes):
-    return podracer.train("vtrace", "catch", run_dir=run_dir, total_steps=total_steps, **(RUN | changes))
+    settings = RUN | {"total_steps": total_steps, "config": AGENT} | changes
+    return podracer.train("vtrace", "catch", run_dir=run_dir, **settings)
 
 
 @pytest.fixture(scope="module")
