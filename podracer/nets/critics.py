@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracer import spaces
+from podracer import spaces, topology
 from podracer.nets import network_check, simba
 from podracer.nets.encoding import encode, seen_spec
 from podracer.nets.layers import MLP, Activation, Dense
@@ -103,6 +103,11 @@ def make(
         return jax.vmap(lambda key: value.init(key, rows, action))(jax.random.split(key, num_critics))
 
     def apply(params: ArrayTree, inputs: Inputs, action: jax.Array) -> jax.Array:
+        if topology.on_cpu():
+            # One product for all critics of an input that they share would have their outputs side by side, and each
+            # later layer would transpose them.
+            inputs, action = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_critics, *x.shape)), (inputs, action))
+            return jax.vmap(value.apply)(params, inputs, action)  # type: ignore[return-value]
         return jax.vmap(value.apply, in_axes=(0, None, None))(params, inputs, action)  # type: ignore[return-value]
 
     start = lambda num_lanes: ()  # noqa: E731

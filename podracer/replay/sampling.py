@@ -17,6 +17,9 @@ BLOCK = 256
 """Priorities in a block. A sample is found by sums of blocks and then within one, so that time and precision hardly
 depend on the capacity: a running sum of a million float32 would favour some sequences by more than 10%."""
 
+GROUP = 16
+"""Priorities of a block that are summed before they are searched."""
+
 
 def sample(shape: RingShape, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
     """Draws sequences with replacement, with probability in proportion to their priority, stratified over the ring.
@@ -50,20 +53,38 @@ def sample(shape: RingShape, ring: Ring, counts: jax.Array, key: jax.Array, n: i
 def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
     """Finds the index, int32 [n], at which the running sum passes a fraction of the total: the inverse CDF.
 
-    Sums that are computed in parallel may rise by an ulp at a priority of 0, which must not be drawn for that.
-
     Args:
       priorities: float32 [n or 1, m].
       u: float32 [n]; the fractions, in [0, 1).
     """
+    if len(priorities) == 1:
+        sums, threshold = _sums_and_threshold(priorities, u[:, None] * jnp.sum(priorities))
+        return _count_at_most(lax.cummax(sums[0]), threshold[:, 0])
+    # A group of a row first, and then one in it: a running sum of the whole row would take longer.
+    groups = jnp.pad(priorities, ((0, 0), (0, -priorities.shape[1] % GROUP))).reshape(len(u), -1, GROUP)
+    masses = jnp.sum(groups, axis=2)
+    threshold = u[:, None] * jnp.sum(masses, axis=1, keepdims=True)
+    group, before = _first_above(masses, threshold)
+    chosen = jnp.take_along_axis(groups, group[:, :, None], axis=1)[:, 0]
+    return (group * GROUP + _first_above(chosen, threshold - before)[0])[:, 0]
+
+
+def _sums_and_threshold(priorities: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Running sums [n or 1, m], 0 at a priority of 0, and thresholds [n, 1] that some sum is above.
+
+    Sums that are computed in parallel may rise by an ulp at a priority of 0, which must not be drawn for that.
+    """
     sums = jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0)
     total = jnp.max(sums, axis=1, keepdims=True)
-    threshold = jnp.minimum(u[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
-    if len(priorities) == 1:
-        return _count_at_most(lax.cummax(sums[0]), threshold[:, 0])
-    # The first sum that is above the threshold.
+    return sums, jnp.minimum(threshold, jnp.nextafter(total, jnp.zeros_like(total)))
+
+
+def _first_above(priorities: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds the first running sum of [n, m] above a threshold [n, 1]: its index, int32 [n, 1], and the sum before."""
+    sums, threshold = _sums_and_threshold(priorities, threshold)
     place = jnp.arange(sums.shape[1], dtype=jnp.int32)[None]
-    return jnp.min(jnp.where(sums > threshold, place, sums.shape[1]), axis=1)
+    index = jnp.min(jnp.where(sums > threshold, place, sums.shape[1]), axis=1, keepdims=True)
+    return index, jnp.max(jnp.where(place < index, sums, 0.0), axis=1, keepdims=True)
 
 
 def _count_at_most(sums: jax.Array, threshold: jax.Array) -> jax.Array:
