@@ -76,32 +76,40 @@ def is_narrow(params: ArrayTree) -> bool:
 
 
 def accumulate(
-    loss: Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]], params: ArrayTree, groups: ArrayTree
-) -> tuple[ArrayTree, Metrics, Any]:
+    loss: Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]],
+    params: ArrayTree,
+    groups: ArrayTree,
+    pack: Callable[[ArrayTree], Any] = lambda grads: grads,
+) -> tuple[Any, Metrics, Any]:
     """Sums the gradient and the metrics of a loss over groups.
 
     Args:
       loss: `(params, group) -> (loss, (metrics, outputs))`, without collectives.
       params: what the gradient is with respect to.
       groups: leading dim [number of groups].
+      pack: what is summed of a gradient, such as its small arrays as one.
 
     Returns:
-      The gradient, the metrics, and the outputs of every group, with a leading dim [number of groups].
+      The packed gradient, the metrics, and the outputs of every group, with a leading dim [number of groups].
     """
     gradient = jax.grad(loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], groups)
     if jax.tree.leaves(groups)[0].shape[0] == 1:
         grads, (metrics, outputs) = gradient(params, first)
-        return grads, metrics, jax.tree.map(lambda x: x[None], outputs)
+        return pack(grads), metrics, jax.tree.map(lambda x: x[None], outputs)
 
     # One group after the other, so that activations of one alone are alive.
     gradient = jax.jit(gradient)  # traced once, for its shapes and in the loop
+    _, (names, _) = jax.eval_shape(gradient, params, first)
+
+    def packed(group: Any) -> tuple[Any, Any]:
+        grads, (metrics, outputs) = gradient(params, group)
+        return (pack(grads), jnp.stack(jax.tree.leaves(metrics))), outputs
 
     def add(sums: Any, group: Any) -> tuple[Any, Any]:
-        grads, (metrics, outputs) = gradient(params, group)
-        return jax.tree.map(jnp.add, sums, (grads, metrics)), outputs
+        summands, outputs = packed(group)
+        return jax.tree.map(jnp.add, sums, summands), outputs
 
-    grads, (metrics, _) = jax.eval_shape(gradient, params, first)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (grads, metrics))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(packed, first)[0])
     (grads, metrics), outputs = lax.scan(add, zeros, groups)
-    return grads, metrics, outputs
+    return grads, jax.tree.unflatten(jax.tree.structure(names), list(metrics)), outputs

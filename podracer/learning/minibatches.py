@@ -92,9 +92,9 @@ def run(
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.
         params, opt_state, rate = carry
         chunks = split(take(*minibatch), num_chunks)
-        grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks)
-        gradient, kl = collectives.global_sum((optimizer.pack(grads)[0], _divergence(metrics) if target_kl else ()))
-        params, opt_state, norm = optimizer.step(gradient, opt_state, params, learning_rate=rate, hyper=learner.hyper)
+        grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks, lambda x: optimizer.pack(x)[0])
+        grads, kl = collectives.global_sum((grads, _divergence(metrics) if target_kl else ()))
+        params, opt_state, norm = optimizer.step(grads, opt_state, params, learning_rate=rate, hyper=learner.hyper)
         rate = adapted_rate(rate, kl, target_kl) if target_kl else rate
         return (params, opt_state, rate), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
 
