@@ -149,7 +149,7 @@ class Aux(NamedTuple):
 
 
 def loss(
-    predictions: list[prefix_models.Predictions],
+    predictions: prefix_models.Predictions,
     projections: jax.Array,
     target: windows.Targets,
     weight: jax.Array,
@@ -170,16 +170,16 @@ def loss(
       config: the static settings.
       batch_size: samples of all shards.
     """
-    K, sums = len(predictions) - 1, dict.fromkeys(("prefix", "value", "policy", "consistency"), jnp.zeros_like(weight))
-    for k, (policy, value, prefix, forecast) in enumerate(predictions):
-        valid = target.valid[k]
-        if prefix is not None and forecast is not None:
-            # Value prefixes (section 4.2), and the cosine loss of the self-supervised consistency (section 4.1).
-            sums["prefix"] += valid * bins.cross_entropy(prefix, target.reward[k])
-            sums["consistency"] += valid * prefix_models.cosine_loss(forecast, projections[k - 1])
-        sums["value"] += valid * bins.cross_entropy(value, target.value[k])
-        sums["policy"] -= target.acted[k] * jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
-    mean = lambda x: jnp.sum(weight * x) / (K * batch_size)  # noqa: E731
+    K, valid = len(predictions.prefix), target.valid
+    sums = {
+        # Value prefixes (section 4.2).
+        "prefix": valid[1:] * bins.cross_entropy(predictions.prefix, target.reward[1:]),
+        "value": valid * bins.cross_entropy(predictions.value, target.value),
+        "policy": -target.acted * jnp.sum(target.policy * jax.nn.log_softmax(predictions.policy), axis=-1),
+        # The cosine loss of the self-supervised consistency (section 4.1).
+        "consistency": valid[1:] * prefix_models.cosine_loss(predictions.forecast, projections),
+    }
+    mean = lambda x: jnp.sum(weight * jnp.sum(x, axis=0)) / (K * batch_size)  # noqa: E731
     metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
     total = metrics["loss/prefix"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
     total += hyper["consistency_cost"] * metrics["loss/consistency"]
@@ -272,7 +272,7 @@ class _EfficientZero(base.Functions):
                 predictions, projections, target, batch.weight, self.bins, learner.hyper, config, batch_size
             )
             # Priorities |nu - z|.
-            value = lax.stop_gradient(self.bins.expectation(predictions[0].value))
+            value = lax.stop_gradient(self.bins.expectation(predictions.value[0]))
             error, std = jnp.abs(value - target.value[0]), prefix_models.projection_std(lax.stop_gradient(projections))
             metrics |= {
                 "value/mean": jnp.sum(value) / batch_size,
@@ -309,7 +309,7 @@ class _EfficientZero(base.Functions):
 
     def _unroll(
         self, params: ArrayTree, statistics: ArrayTree, batch: Batch, changes: Any
-    ) -> tuple[list[prefix_models.Predictions], jax.Array, ArrayTree]:
+    ) -> tuple[prefix_models.Predictions, jax.Array, ArrayTree]:
         """Predictions of the model's states 0 to K, projections [K, B, F] of rows 1 to K, and statistics."""
         K = self.config.unroll_length
         timesteps = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)

@@ -188,19 +188,19 @@ def searched(
 
 
 class Predictions(NamedTuple):
-    """Predictions of one state of a model, [B]; those of the first state have no prefix and no forecast.
+    """Predictions of the states 0 to K of a model; the first state has no prefix and no forecast.
 
     Attributes:
-      policy: [B, A]; logits.
-      value: [B, K]; numbers of bins.
-      prefix: [B, K], or None.
-      forecast: [B, F], or None.
+      policy: [K + 1, B, A]; logits.
+      value: [K + 1, B, N]; numbers of bins.
+      prefix: [K, B, N]; of states 1 to K.
+      forecast: [K, B, F]; of states 1 to K.
     """
 
     policy: jax.Array
     value: jax.Array
-    prefix: jax.Array | None = None
-    forecast: jax.Array | None = None
+    prefix: jax.Array
+    forecast: jax.Array
 
 
 def unroll(
@@ -211,7 +211,7 @@ def unroll(
     later: ArrayTree,
     actions: jax.Array,
     horizon: int,
-) -> tuple[list[Predictions], jax.Array, ArrayTree]:
+) -> tuple[Predictions, jax.Array, ArrayTree]:
     """Unrolls a model for learning: predictions of states 0 to K, and projections of the observations.
 
     Args:
@@ -228,27 +228,34 @@ def unroll(
     """
     K, B = actions.shape
 
-    def run(module: Any) -> tuple[list[Predictions], jax.Array]:
-        state = module.represent(jax.tree.map(lambda x: x[0], first))
-        predictions, memory = [Predictions(*module.predict(state))], model.empty(B)
+    def run(module: Any) -> tuple[Predictions, jax.Array]:
+        states, prefixes, memory = [module.represent(jax.tree.map(lambda x: x[0], first))], [], model.empty(B)
         for k in range(K):
             if k % horizon == 0:
                 memory = model.empty(B)
             # Half of the gradient of all that depends on it, heads too, as in the authors' code.
-            state = world_models.half_gradient(module.advance(state, actions[k]))
-            prefix, memory = module.prefix(state, memory)
-            policy, value = module.predict(state)
-            predictions.append(Predictions(policy, value, prefix, module.forecast(module.project(state))))
+            states.append(world_models.half_gradient(module.advance(states[-1], actions[k])))
+            prefix, memory = module.prefix(states[-1], memory)
+            prefixes.append(prefix)
+        policy, value = of_each(module.predict, states)
+        forecast = of_each(lambda state: module.forecast(module.project(state)), states[1:])
         flat = jax.tree.map(lambda x: x.reshape(K * B, *x.shape[2:]), later)
         projections = lax.stop_gradient(module.project(module.represent(flat)))
-        return predictions, projections.reshape(K, B, -1)
+        return Predictions(policy, value, jnp.stack(prefixes), forecast), projections.reshape(K, B, -1)
+
+    def of_each(head: Callable[[jax.Array], ArrayTree], states: list[jax.Array]) -> ArrayTree:
+        # Statistics are of one state's samples, and move from state to state. Without any, all states go together.
+        if jax.tree.leaves(statistics):
+            return jax.tree.map(lambda *x: jnp.stack(x), *map(head, states))
+        outputs = head(jnp.concatenate(states))
+        return jax.tree.map(lambda x: x.reshape(len(states), B, *x.shape[1:]), outputs)
 
     (predictions, projections), statistics = model.learning(run, params, statistics)
     return predictions, projections, statistics
 
 
 def cosine_loss(forecast: jax.Array, projection: jax.Array) -> jax.Array:
-    """1 - cos, [N], of forecasts [N, F] and projections [N, F], which have no gradient (SimSiam: Chen and He 2021)."""
+    """1 - cos, [...], of forecasts [..., F] and projections [..., F] without gradient (SimSiam: Chen and He 2021)."""
     return 1.0 - jnp.sum(_unit(forecast) * lax.stop_gradient(_unit(projection)), axis=-1)
 
 

@@ -73,7 +73,7 @@ def test_gradients_are_halved_in_front_of_all_heads():
         def value(params):
             first, later = jnp.zeros((1, B, 3)), jnp.zeros((K, B, 3))
             said, _, _ = prefix_models.unroll(model, params, {}, first, later, jnp.zeros((K, B), jnp.int32), 5)
-            return jnp.sum(getattr(said[k], head))
+            return jnp.sum(getattr(said, head)[k - K - 1])  # the first state has neither prefix nor forecast
 
         return float(jnp.sum(jax.grad(value)(params)["params"]["state"]))
 
@@ -104,7 +104,7 @@ def test_gradients_through_the_memory_are_not_scaled():
 
     def last(params, horizon):
         first, later, actions = jnp.zeros((1, 1, 3)), jnp.zeros((3, 1, 3)), jnp.zeros((3, 1), jnp.int32)
-        return jnp.sum(prefix_models.unroll(model, params, {}, first, later, actions, horizon)[0][3].prefix)
+        return jnp.sum(prefix_models.unroll(model, params, {}, first, later, actions, horizon)[0].prefix[-1])
 
     for horizon, expected in ((5, 1 / 2 + 1 / 4 + 1 / 8), (2, 1 / 8)):
         np.testing.assert_allclose(jax.grad(last)(params, horizon)["params"]["state"], expected)
