@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.topology import scans
-from podracer.types import Trajectory
+from podracer.types import TimeStep, Trajectory
 
 
 class Transitions(NamedTuple):
@@ -102,6 +102,11 @@ def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     """Computes y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
     chex.assert_equal_shape([x, decay])
     return scans.linear_recurrence(decay, x, jnp.zeros_like(x[0]), reverse=True)
+
+
+def running_return(timestep: TimeStep, discount: jax.Array, before: jax.Array) -> jax.Array:
+    """Computes the discounted sum of an episode's rewards so far, [B], from that of the row before."""
+    return timestep.reward + discount * jnp.where(timestep.first, 0.0, before)
 
 
 def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | None = None) -> jax.Array:

@@ -297,7 +297,7 @@ class _PPO(base.PolicyFunctions):
         # The discounted return so far, by whose scale rewards are divided (Engstrom et al. 2020).
         discounted_return = state.discounted_return
         if self.config.normalize_rewards:
-            discounted_return = timestep.reward + discount * jnp.where(timestep.first, 0.0, discounted_return)
+            discounted_return = returns.running_return(timestep, discount, discounted_return)
             extras["discounted_return"] = discounted_return
         return action, extras, PPOActorState(network_state.after(action), discounted_return)
 

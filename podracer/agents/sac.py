@@ -248,7 +248,7 @@ class _SAC(base.Functions):
             action = jnp.where(actor.version == 0, uniform, action)
         extras = {}
         if config.normalize_rewards:
-            G = timestep.reward + discount * jnp.where(timestep.first, 0.0, state.discounted_return)
+            G = returns.running_return(timestep, discount, state.discounted_return)
             extras, state = {"discounted_return": G}, state._replace(discounted_return=G)
         return self.units.to_action(action), extras, state
 
