@@ -161,7 +161,8 @@ def loss(
     """The loss and metrics of some samples: the sums over all samples are those of the batch.
 
     Args:
-      predictions: of the model's states 0 to K.
+      predictions: policies and values [K + 1, B, ...] of the model's states 0 to K, and prefixes and forecasts
+        [K, B, ...] of states 1 to K.
       projections: [K, B, F]; of the observations at rows 1 to K.
       target: of the predictions.
       weight: float32 [B]; importance weights.

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, distributions, nets, returns, trajectories
+from podracer import configs, distributions, nets, returns, topology, trajectories
 from podracer.agents import base
 from podracer.learning import bins, delayed, normalizers, update, value_distributions
 from podracer.learning.optimizer import Own
@@ -397,9 +397,11 @@ class _SAC(base.Functions):
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws what `jax.random.normal` does, in a loop over the first axis: XLA:CPU keeps a loop's result.
+    """Draws what `jax.random.normal` does; on CPU in a loop over the first axis, whose result XLA keeps.
 
     Without the loop, all that reads the numbers makes them once more from their bits.
     """
+    if not topology.on_cpu():
+        return jax.random.normal(key, shape)
     uniform = jax.random.uniform(key, shape, minval=jnp.nextafter(jnp.float32(-1.0), 0.0))
     return lax.map(lambda x: jnp.sqrt(jnp.float32(2.0)) * lax.erf_inv(x), uniform)

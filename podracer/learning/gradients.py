@@ -79,37 +79,34 @@ def accumulate(
     loss: Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]],
     params: ArrayTree,
     groups: ArrayTree,
-    pack: Callable[[ArrayTree], Any] = lambda grads: grads,
-) -> tuple[Any, Metrics, Any]:
+    pack: Callable[[ArrayTree, Metrics], Any] = lambda grads, metrics: (grads, metrics),
+) -> tuple[Any, Any]:
     """Sums the gradient and the metrics of a loss over groups.
 
     Args:
       loss: `(params, group) -> (loss, (metrics, outputs))`, without collectives.
       params: what the gradient is with respect to.
       groups: leading dim [number of groups].
-      pack: what is summed of a gradient, such as its small arrays as one.
+      pack: `(gradient, metrics) -> what is summed`, such as one vector of small arrays, which is one operation.
 
     Returns:
-      The packed gradient, the metrics, and the outputs of every group, with a leading dim [number of groups].
+      The sums as `pack` makes them, and the outputs of every group, with a leading dim [number of groups].
     """
     gradient = jax.grad(loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], groups)
     if jax.tree.leaves(groups)[0].shape[0] == 1:
         grads, (metrics, outputs) = gradient(params, first)
-        return pack(grads), metrics, jax.tree.map(lambda x: x[None], outputs)
+        return pack(grads, metrics), jax.tree.map(lambda x: x[None], outputs)
 
     # One group after the other, so that activations of one alone are alive.
-    gradient = jax.jit(gradient)  # traced once, for its shapes and in the loop
-    _, (names, _) = jax.eval_shape(gradient, params, first)
-
-    def packed(group: Any) -> tuple[Any, Any]:
+    @jax.jit  # traced once, for its shapes and in the loop
+    def of_group(params: ArrayTree, group: Any) -> tuple[Any, Any]:
         grads, (metrics, outputs) = gradient(params, group)
-        return (pack(grads), jnp.stack(jax.tree.leaves(metrics))), outputs
+        return pack(grads, metrics), outputs
 
     def add(sums: Any, group: Any) -> tuple[Any, Any]:
-        summands, outputs = packed(group)
-        return jax.tree.map(jnp.add, sums, summands), outputs
+        packed, outputs = of_group(params, group)
+        return jax.tree.map(jnp.add, sums, packed), outputs
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(packed, first)[0])
-    (grads, metrics), outputs = lax.scan(add, zeros, groups)
-    return grads, jax.tree.unflatten(jax.tree.structure(names), list(metrics)), outputs
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_group, params, first)[0])
+    return lax.scan(add, zeros, groups)

@@ -92,11 +92,15 @@ def run(
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.
         params, opt_state, rate = carry
         chunks = split(take(*minibatch), num_chunks)
-        grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks, lambda x: optimizer.pack(x)[0])
-        grads, kl = collectives.global_sum((grads, _divergence(metrics) if target_kl else ()))
+        (grads, sums), _ = gradients.accumulate(loss, restore(params), chunks, pack)
+        kl = _divergence(jax.tree.unflatten(names, list(sums))) if target_kl else ()
+        grads, kl = collectives.global_sum((grads, kl))
         params, opt_state, norm = optimizer.step(grads, opt_state, params, learning_rate=rate, hyper=learner.hyper)
         rate = adapted_rate(rate, kl, target_kl) if target_kl else rate
-        return (params, opt_state, rate), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
+        return (params, opt_state, rate), (sums, norm)
+
+    def pack(grads: ArrayTree, metrics: Metrics) -> tuple[Any, jax.Array]:
+        return optimizer.pack(grads)[0], jnp.stack(jax.tree.leaves(metrics))  # one vector through the scan
 
     names = _names(loss, learner.params, take, (order, weights))
     # Packed through the scan: taking parameters apart and together again is a copy for every array.

@@ -170,8 +170,8 @@ def gradient(
     def loss_of_chunk(params: ArrayTree, number: jax.Array) -> tuple[jax.Array, tuple[Metrics, Any]]:
         return loss(params, trajectories.group_of_batch(batch, number, num_chunks))
 
-    grads, metrics, outputs = gradients.accumulate(loss_of_chunk, params, jnp.arange(num_chunks, dtype=jnp.int32))
-    grads, metrics = collectives.global_sum((grads, metrics))
+    sums, outputs = gradients.accumulate(loss_of_chunk, params, jnp.arange(num_chunks, dtype=jnp.int32))
+    grads, metrics = collectives.global_sum(sums)
     whole = lambda x: x.reshape(x.shape[1:] if num_chunks == 1 else (-1, *x.shape[2:]))  # noqa: E731
     return grads, metrics, jax.tree.map(whole, outputs)
 

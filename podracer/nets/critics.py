@@ -103,12 +103,12 @@ def make(
         return jax.vmap(lambda key: value.init(key, rows, action))(jax.random.split(key, num_critics))
 
     def apply(params: ArrayTree, inputs: Inputs, action: jax.Array) -> jax.Array:
-        if topology.on_cpu():
-            # One product for all critics of an input that they share would have their outputs side by side, and each
-            # later layer would transpose them.
+        # On CPU each critic has its own copy of the inputs. One product of inputs that they share would have their
+        # outputs side by side, and each later layer would transpose them.
+        axis = 0 if topology.on_cpu() else None
+        if axis == 0:
             inputs, action = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_critics, *x.shape)), (inputs, action))
-            return jax.vmap(value.apply)(params, inputs, action)  # type: ignore[return-value]
-        return jax.vmap(value.apply, in_axes=(0, None, None))(params, inputs, action)  # type: ignore[return-value]
+        return jax.vmap(value.apply, in_axes=(0, axis, axis))(params, inputs, action)  # type: ignore[return-value]
 
     start = lambda num_lanes: ()  # noqa: E731
     return ActorCritic(

@@ -58,30 +58,34 @@ def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
       u: float32 [n]; the fractions, in [0, 1).
     """
     if len(priorities) == 1:
-        sums, threshold = _sums_and_threshold(priorities, u[:, None] * jnp.sum(priorities))
-        return _count_at_most(lax.cummax(sums[0]), threshold[:, 0])
+        sums, total = _running_sums(priorities)
+        return _count_at_most(lax.cummax(sums[0]), _below(u[:, None] * total, total)[:, 0])
     # A group of a row first, and then one in it: a running sum of the whole row would take longer.
     groups = jnp.pad(priorities, ((0, 0), (0, -priorities.shape[1] % GROUP))).reshape(len(u), -1, GROUP)
-    masses = jnp.sum(groups, axis=2)
-    threshold = u[:, None] * jnp.sum(masses, axis=1, keepdims=True)
-    group, before = _first_above(masses, threshold)
-    chosen = jnp.take_along_axis(groups, group[:, :, None], axis=1)[:, 0]
-    return (group * GROUP + _first_above(chosen, threshold - before)[0])[:, 0]
+    sums, total = _running_sums(jnp.sum(groups, axis=2))
+    threshold = u[:, None] * total
+    group, before = _first_above(sums, _below(threshold, total))
+    sums, total = _running_sums(jnp.take_along_axis(groups, group[:, :, None], axis=1)[:, 0])
+    within, _ = _first_above(sums, _below(threshold - before, total))
+    return (group * GROUP + within)[:, 0]
 
 
-def _sums_and_threshold(priorities: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Running sums [n or 1, m], 0 at a priority of 0, and thresholds [n, 1] that some sum is above.
+def _running_sums(priorities: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Running sums [n or 1, m], 0 at a priority of 0, and their largest, [n or 1, 1].
 
     Sums that are computed in parallel may rise by an ulp at a priority of 0, which must not be drawn for that.
     """
     sums = jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0)
-    total = jnp.max(sums, axis=1, keepdims=True)
-    return sums, jnp.minimum(threshold, jnp.nextafter(total, jnp.zeros_like(total)))
+    return sums, jnp.max(sums, axis=1, keepdims=True)
 
 
-def _first_above(priorities: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds the first running sum of [n, m] above a threshold [n, 1]: its index, int32 [n, 1], and the sum before."""
-    sums, threshold = _sums_and_threshold(priorities, threshold)
+def _below(threshold: jax.Array, total: jax.Array) -> jax.Array:
+    """The threshold, or the largest number below the total, which some sum is above."""
+    return jnp.minimum(threshold, jnp.nextafter(total, jnp.zeros_like(total)))
+
+
+def _first_above(sums: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds the first of running sums [n, m] above a threshold [n, 1]: its index, int32 [n, 1], and the sum before."""
     place = jnp.arange(sums.shape[1], dtype=jnp.int32)[None]
     index = jnp.min(jnp.where(sums > threshold, place, sums.shape[1]), axis=1, keepdims=True)
     return index, jnp.max(jnp.where(place < index, sums, 0.0), axis=1, keepdims=True)

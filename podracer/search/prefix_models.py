@@ -192,8 +192,8 @@ class Predictions(NamedTuple):
 
     Attributes:
       policy: [K + 1, B, A]; logits.
-      value: [K + 1, B, N]; numbers of bins.
-      prefix: [K, B, N]; of states 1 to K.
+      value: [K + 1, B, bins].
+      prefix: [K, B, bins]; of states 1 to K.
       forecast: [K, B, F]; of states 1 to K.
     """
 
@@ -228,6 +228,13 @@ def unroll(
     """
     K, B = actions.shape
 
+    def of_each(head: Callable[[jax.Array], ArrayTree], states: list[jax.Array]) -> ArrayTree:
+        # Statistics are of one state's samples, and move from state to state. Without any, all states go together.
+        if jax.tree.leaves(statistics):
+            return jax.tree.map(lambda *x: jnp.stack(x), *map(head, states))
+        outputs = head(jnp.concatenate(states))
+        return jax.tree.map(lambda x: x.reshape(len(states), B, *x.shape[1:]), outputs)
+
     def run(module: Any) -> tuple[Predictions, jax.Array]:
         states, prefixes, memory = [module.represent(jax.tree.map(lambda x: x[0], first))], [], model.empty(B)
         for k in range(K):
@@ -243,19 +250,13 @@ def unroll(
         projections = lax.stop_gradient(module.project(module.represent(flat)))
         return Predictions(policy, value, jnp.stack(prefixes), forecast), projections.reshape(K, B, -1)
 
-    def of_each(head: Callable[[jax.Array], ArrayTree], states: list[jax.Array]) -> ArrayTree:
-        # Statistics are of one state's samples, and move from state to state. Without any, all states go together.
-        if jax.tree.leaves(statistics):
-            return jax.tree.map(lambda *x: jnp.stack(x), *map(head, states))
-        outputs = head(jnp.concatenate(states))
-        return jax.tree.map(lambda x: x.reshape(len(states), B, *x.shape[1:]), outputs)
-
     (predictions, projections), statistics = model.learning(run, params, statistics)
     return predictions, projections, statistics
 
 
 def cosine_loss(forecast: jax.Array, projection: jax.Array) -> jax.Array:
-    """1 - cos, [...], of forecasts [..., F] and projections [..., F] without gradient (SimSiam: Chen and He 2021)."""
+    """Computes 1 - cos, [...], of forecasts and projections [..., F]; projections get no gradient (SimSiam: Chen and He
+    2021)."""
     return 1.0 - jnp.sum(_unit(forecast) * lax.stop_gradient(_unit(projection)), axis=-1)
 
 

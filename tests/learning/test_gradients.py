@@ -33,8 +33,18 @@ def test_groups_make_the_whole(groups):
     split = trajectories.split_lanes(trajectory, groups)
     found = jax.jit(lambda p, t: gradients.accumulate(loss, p, t))(params, split)
     grads, (metrics, each) = jax.grad(loss, has_aux=True)(params, trajectory)
-    expected = grads, metrics, each.reshape(groups, -1)
+    expected = (grads, metrics), each.reshape(groups, -1)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, expected)
+
+
+def test_what_is_summed_is_packed_and_metrics_may_be_missing():
+    params, split = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}, trajectories.split_lanes(trajectory_of(5, 12), 12)
+    without_metrics = lambda p, t: (loss(p, t)[0], ({}, ()))  # noqa: E731
+    pack = lambda grads, metrics: (jnp.stack([grads["b"], grads["a"]]), metrics)  # noqa: E731
+    (packed, metrics), _ = gradients.accumulate(without_metrics, params, split, pack)
+    grads = jax.grad(lambda p: without_metrics(p, trajectory_of(5, 12))[0])(params)
+    np.testing.assert_allclose(packed, [grads["b"], grads["a"]], rtol=1e-4)
+    assert metrics == {}
 
 
 def test_lanes_are_split_in_blocks():
