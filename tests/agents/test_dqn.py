@@ -388,7 +388,7 @@ def test_the_replay_is_what_the_settings_say() -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
-    """Beside those of tests/cli/test_cli.py."""
+    """Beside those of tests/cli/test_cli_mistakes.py."""
     with pytest.raises(ValueError, match=message):
         DQNConfig(**settings)
 

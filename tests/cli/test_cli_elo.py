@@ -16,8 +16,8 @@ import envs_jax
 import podracer
 from podracer.cli import elo
 from podracer.evaluation import matches
-from tests.cli.test_cli import complaint, run
 from tests.support import harness
+from tests.support.shell import complaint, run
 
 TRAIN = (
     "train alphazero tic_tac_toe --num-envs 4 --eval-episodes 4 --agent.rollout-length 5 --agent.hidden-sizes 4 "
@@ -25,12 +25,6 @@ TRAIN = (
 )
 TOTAL = 400
 """Two rollouts or three are a tenth of it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_shared():
-    with harness.shared_programs():
-        yield
 
 
 @pytest.fixture(scope="module")
