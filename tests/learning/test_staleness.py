@@ -18,8 +18,8 @@ from podracer.learning.learner import ReplayState
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.topology import collectives
 from podracer.types import ActorParams, LearnerState
-from tests.replay.test_replay import GROUPS, SQUARE, B, Streams, T, rows_of
 from tests.support import harness
+from tests.support.small_replay import GROUPS, SQUARE, B, Streams, T, rows_of
 
 INTERVAL = 25
 ZERO: Any = jnp.float32(0)

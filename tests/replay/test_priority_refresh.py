@@ -15,8 +15,8 @@ from podracer.learning import learner
 from podracer.replay import priority_refresh
 from podracer.search import prefix_models
 from podracer.types import EnvSpec, Trajectory
-from tests.replay.test_replay import GROUPS, B, eligible, filled, rows_of
 from tests.support import harness
+from tests.support.small_replay import GROUPS, B, eligible, filled, rows_of
 
 REACH, PARTS = 2, 3
 SPEC = rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5)
