@@ -75,8 +75,15 @@ def test_small_masses_and_large_ones():
     masses[rng.random(1_024_000) < 0.5] = 0.0
     blocks = masses.reshape(-1, replay.BLOCK)[:64]
     u = jnp.asarray(rng.random((64, 400)), jnp.float32)
-    within = jax.jit(jax.vmap(lambda m, u: sampling._invert(m[None], u)))(blocks, u)
-    assert np.all(np.take_along_axis(blocks, np.asarray(within), 1) > 0)
+    u = u.at[:, :3].set(jnp.array([0.0, 1.0 - 2**-24, 1.0]))
+    for m in (replay.BLOCK, 250, 17, 16):  # each draw from a row of its own
+        rows = np.repeat(blocks[:, :m], 400, axis=0)
+        within = np.asarray(jax.jit(sampling._invert)(rows, u.reshape(-1)))
+        sums, drawn = np.cumsum(rows, axis=1, dtype=np.float64), np.arange(len(rows))
+        assert np.all(rows[drawn, within] > 0)
+        threshold, error = np.asarray(u, np.float64).reshape(-1) * sums[:, -1], 1e-6 * sums[:, -1]
+        assert np.all(threshold <= sums[drawn, within] + error)
+        assert np.all(threshold >= sums[drawn, within] - rows[drawn, within] - error)
     sums = jnp.asarray(masses.reshape(-1, replay.BLOCK).sum(1))
     strata = (jnp.arange(4096, dtype=jnp.float32) + 0.5) / 4096
     drawn = np.bincount(np.asarray(sampling._invert(sums[None], strata)), minlength=len(sums))
@@ -87,8 +94,8 @@ def test_small_masses_and_large_ones():
 
 
 @pytest.mark.parametrize("m", [1, 2, 255, 1000])
-def test_a_binary_search_draws_what_comparisons_draw(m):
-    """One row of priorities, searched, and as many equal rows as draws, compared: zeros among them, also at the ends."""
+def test_a_row_is_searched_as_rows_of_their_own_are(m):
+    """One row of priorities, and as many equal rows as draws: zeros among them, also at the ends."""
     rng = np.random.default_rng(m)
     priorities = rng.random(m, np.float32) ** 4 * (rng.random(m) < 0.6)
     priorities[m // 2] = 1.0
@@ -96,9 +103,9 @@ def test_a_binary_search_draws_what_comparisons_draw(m):
         priorities[[0, -1]] = 0.0
     u = jnp.asarray(np.append(rng.random(400, np.float32), [0.0, np.nextafter(np.float32(1), np.float32(0))]))
     row = jnp.asarray(priorities)[None]
-    searched, compared = (jax.jit(sampling._invert)(x, u) for x in (row, jnp.broadcast_to(row, (len(u), m))))
-    np.testing.assert_array_equal(searched, compared)
-    assert np.all(priorities[np.asarray(searched)] > 0)
+    one, each = (jax.jit(sampling._invert)(x, u) for x in (row, jnp.broadcast_to(row, (len(u), m))))
+    np.testing.assert_array_equal(one, each)
+    assert np.all(priorities[np.asarray(one)] > 0)
 
 
 def test_what_is_new_is_as_likely_as_the_likeliest():
