@@ -93,6 +93,21 @@ def test_small_masses_and_large_ones():
         assert masses.reshape(-1)[sampling._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
 
 
+def test_a_fraction_that_rounds_up_to_the_end_of_a_group_draws_no_priority_of_0():
+    """Fractions whose float32 products with the total are a whole number of groups, and whose true products are less."""
+    rows, fractions, place = [], [], np.arange(256)
+    for total, end in ((n, end) for n in range(18, 240) for end in range(16, n - 1, 16)):
+        nearest = np.float32(end / total)
+        for u in (np.nextafter(nearest, np.float32(0)), nearest):
+            if u * np.float32(total) == end > np.float64(u) * total:
+                rows.append((place <= total) & (place != end))  # the group after the end begins with a priority of 0
+                fractions.append(u)
+    rows, u = np.stack(rows).astype(np.float32), np.stack(fractions)
+    drawn = np.asarray(jax.jit(sampling._invert)(rows, u))
+    assert len(rows) > 100
+    assert np.all(rows[np.arange(len(rows)), drawn] > 0)
+
+
 @pytest.mark.parametrize("m", [1, 2, 255, 1000])
 def test_a_row_is_searched_as_rows_of_their_own_are(m):
     """One row of priorities, and as many equal rows as draws: zeros among them, also at the ends."""
