@@ -8,21 +8,21 @@ from typing import Any
 from pages import read, short_commit, table
 
 RUNS = {
-    "pong-pqn": "PQN, shallow network, best of its checkpoints",
-    "pong-vtrace-8-lanes": "V-trace, shallow network, 8 lanes",
-    "pong-vtrace-resnet": "V-trace, deep ResNet, its training games",
-    "pong-dqn": "fast DQN, shallow network",
-    "pong-ppo": "PPO",
-    "pong-r2d2": "R2D2, shallow network, the longer of two runs",
-    "pong-vtrace": "V-trace, shallow network, 0.01 inside the root",
+    "queue/vtrace-pong-0": "V-trace, shallow network, 8 lanes",
+    "atari/pong-pqn": "PQN, shallow network",
+    "atari/pong-vtrace-resnet": "V-trace, deep ResNet, its training games",
+    "atari/pong-dqn": "fast DQN, shallow network",
+    "atari/pong-ppo": "PPO",
+    "atari/pong-r2d2": "R2D2, shallow network, the longer of two runs",
+    "atari/pong-vtrace": "V-trace, shallow network, 0.01 inside the root",
 }
 
 
 def pong() -> list[str]:
-    """Scores of Pong, best first."""
+    """Scores of Pong, of the last policies where they were kept, best first."""
     rows = []
     for name, about in RUNS.items():
-        found = read(f"atari/{name}")
+        found = read(name)
         run = max(found.get("runs", [found]), key=lambda run: run["env_steps"])
         score, games, steps = _score(found, run)
         minutes = f"{run['train_seconds'] / 60:.0f}"
@@ -34,11 +34,12 @@ def pong() -> list[str]:
 
 def _score(found: dict[str, Any], run: dict[str, Any]) -> tuple[str, int, int]:
     """The score that counts, its games and its step: of an evaluation with an interval, or without, or of training."""
-    best = found.get("best_checkpoint") or found.get("final_evaluation")
-    if best:
-        low, high = best["interval"]
-        steps = best.get("env_steps", run["env_steps"])
-        return f"{best['mean']:.1f} ({low:.1f} to {high:.1f})", best["episodes"], steps
+    names = ("newest_checkpoint", "best_checkpoint", "final_evaluation")
+    policy = next((found[name] for name in names if found.get(name)), None)
+    if policy:
+        low, high = policy["interval"]
+        steps = policy.get("env_steps", run["env_steps"])
+        return f"{policy['mean']:.1f} ({low:.1f} to {high:.1f})", policy["episodes"], steps
     if run.get("evaluation"):
         return f"{run['evaluation']['mean']:.1f}", run["evaluation"]["episodes"], run["env_steps"]
     if "evaluations" in run:
