@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, distributions, nets, returns, topology, trajectories
+from podracer import configs, distributions, nets, returns, trajectories
 from podracer.agents import base
 from podracer.learning import bins, delayed, normalizers, update, value_distributions
 from podracer.learning.optimizer import Own
@@ -267,7 +267,7 @@ class _SAC(base.Functions):
         statistics, batch = self.config.normalize_samples(aux["statistics"], batch, largest, learner.hyper)
         learner = learner._replace(aux=aux | {"statistics": statistics})
         # Noise of a' and of a, for every sample before they are divided into chunks.
-        noise = _normal(key, (2, n, self.units.size))
+        noise = distributions.standard_normal(key, (2, n, self.units.size))
         rate = self.learning_rate(learner, progress)
         learner, metrics, priorities = self._learn_critics(learner, (batch, noise[0]), rate, batch_size)
         if with_policy:
@@ -394,14 +394,3 @@ class _SAC(base.Functions):
     def _law(self, outputs: jax.Array) -> distributions.TanhGaussian:
         (mean, raw), config = jnp.split(outputs, 2, axis=-1), self.config
         return distributions.TanhGaussian(mean, distributions.bounded_log_std(raw, config.min_std, config.max_std))
-
-
-def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws what `jax.random.normal` does; on CPU in a loop over the first axis, whose result XLA keeps.
-
-    Without the loop, all that reads the numbers makes them once more from their bits.
-    """
-    if not topology.on_cpu():
-        return jax.random.normal(key, shape)
-    uniform = jax.random.uniform(key, shape, minval=jnp.nextafter(jnp.float32(-1.0), 0.0))
-    return lax.map(lambda x: jnp.sqrt(jnp.float32(2.0)) * lax.erf_inv(x), uniform)

@@ -24,6 +24,7 @@ from podracer.distributions.gaussians import (
     check_std,
     clipped_gaussian,
     raw_of_std,
+    standard_normal,
     tanh_gaussian,
 )
 from podracer.distributions.of_spaces import for_space
@@ -46,6 +47,7 @@ __all__ = [
     "greedy",
     "multi_categorical",
     "raw_of_std",
+    "standard_normal",
     "tanh_gaussian",
     "unit_box",
     "value_of",

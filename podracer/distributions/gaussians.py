@@ -9,13 +9,25 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from podracer import spaces
+from podracer import spaces, topology
 from podracer.distributions.boxes import UnitBox, unit_box
 from podracer.distributions.distribution import Distribution
 
 Squashing = Literal["clipped", "tanh"]
 """The way from a Gaussian's samples to the bounds of a Box."""
+
+
+def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draws what `jax.random.normal` does; on CPU in a loop over the first axis, whose result XLA keeps.
+
+    Without the loop, all that reads the numbers makes them once more from their bits.
+    """
+    if not topology.on_cpu():
+        return jax.random.normal(key, shape)
+    uniform = jax.random.uniform(key, shape, minval=jnp.nextafter(jnp.float32(-1.0), 0.0))
+    return lax.map(lambda x: jnp.sqrt(jnp.float32(2.0)) * lax.erf_inv(x), uniform)
 
 
 class Std(NamedTuple):

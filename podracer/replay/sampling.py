@@ -66,7 +66,8 @@ def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
     threshold = u[:, None] * total
     group, before = _first_above(sums, _below(threshold, total))
     sums, total = _running_sums(jnp.take_along_axis(groups, group[:, :, None], axis=1)[:, 0])
-    # A product and a difference in one operation, unlike the product alone, may be below 0: a priority of 0 is not.
+    # The compiler may make u * total - before one operation, whose result may be below 0. A threshold below 0 would
+    # draw a priority of 0.
     within, _ = _first_above(sums, _below(jnp.maximum(threshold - before, 0.0), total))
     return (group * GROUP + within)[:, 0]
 
