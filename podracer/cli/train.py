@@ -97,6 +97,7 @@ def train(argv: list[str]) -> int:
                 remote=_remote(arguments, argv),
                 pbt=_pbt(arguments, argv),
                 pbt_dir=arguments.pbt_dir,
+                trust=arguments.trust,
                 **{**_keywords(arguments, typed), "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
@@ -344,6 +345,7 @@ def _train_arguments(
             ("resume", Annotated[bool, arg(help="continue the run in it, or train it further")], False),
             ("seeds", Annotated[tuple[int, ...], arg(help="a run for each, one after the other, in RUN_DIR-SEED")], ()),
             ("init_from", Annotated[path, arg(help="directory of a run whose weights to begin with")], None),
+            ("trust", Annotated[bool, arg(help="import the module that the run of init_from names")], False),
             ("gif", Annotated[path, arg(help="write an animation of the trained policy")], None),
             ("quiet", Annotated[bool, arg(help="no progress and no report")], False),
             (

@@ -63,6 +63,7 @@ def train(
     preset: str | None = None,
     protocol: str | None = None,
     init_from: Result | str | pathlib.Path | None = None,
+    trust: bool = False,
     check: bool = True,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
@@ -96,6 +97,7 @@ def train(
         preset has it.
       init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
         member) this one begins with; the optimiser begins anew.
+      trust: whether to import, and so run, the module of the environment that the run of `init_from` names.
       check: whether a pure-JAX environment of one's own is played at random for a second before
         (`envs_jax.testing.check_environment` checks more).
       log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
@@ -153,7 +155,7 @@ def train(
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
         with span("check"):
             experiment.driver.check()
-        source = _source(init_from, experiment)
+        source = _source(init_from, trust, experiment)
         processes.check_equal(configs.to_json(experiment.description))
         hints = [] if resume or names else presets.suggestion(agent, environment)
         with contextlib.ExitStack() as stack:
@@ -197,13 +199,13 @@ def _merge_preset(
     return presets.merge(agent, environment, preset, protocol, given)
 
 
-def _source(init_from: Result | str | pathlib.Path | None, experiment: Experiment) -> Result | None:
+def _source(init_from: Result | str | pathlib.Path | None, trust: bool, experiment: Experiment) -> Result | None:
     """Loads the run whose parameters this one begins with, checks that they fit, and notes it in the description.
 
     Raises:
       ValueError: where they do not fit.
     """
-    source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
+    source = load(init_from, trust=trust) if isinstance(init_from, str | pathlib.Path) else init_from
     if source:
         transferred(source, experiment.driver.like().learner)
         experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
@@ -304,7 +306,7 @@ def resume(
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
         has_checkpoints = processes.broadcast(checkpoint.has_checkpoints(directory))
         source = None if has_checkpoints else stored.get("init_from")
-        options = {"log": log, "progress": progress, "topology": processes, "remote": remote}
+        options = {"log": log, "progress": progress, "topology": processes, "remote": remote, "trust": trust}
         try:
             return train(**parts, run_dir=directory, resume=True, init_from=source, **options, **run)
         except Interrupted as error:

@@ -1,6 +1,7 @@
 """Gymnasium environments of one's own: every form in which they can be given, and what is said of their mistakes."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import sys
@@ -161,6 +162,10 @@ def test_train_and_load(tmp_path):
     with pytest.raises(ValueError, match=named + ": add --trust to import it, which runs its code"):
         podracer.load(tmp_path / "run")
     assert podracer.load(tmp_path / "run", trust=True).environment.spec == result.environment.spec
+    begin = functools.partial(podracer.train, "vtrace", Reach, env_options=options, **settings)
+    with pytest.raises(ValueError, match=named + ": add --trust to import it, which runs its code"):
+        begin(init_from=tmp_path / "run")
+    assert begin(init_from=tmp_path / "run", trust=True).description["init_from"] == str(tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     for path, problem in (("nowhere:Reach", "cannot be imported here"), ("json:Reach", "json has no Reach any more")):
         changed = config | {"imports": {"environment": path}}
