@@ -186,12 +186,12 @@ class Queue:
         for command in commands:
             process = processes.start(command, self.log(run))
             write_json(self._runs / PROCESS, {"machine": machine(), "process": identity(process.pid)})
-            if code := _wait(process, stop):
+            if code := wait(process, stop):
                 return code
         return 0
 
 
-def _wait(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> int:
+def wait(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> int:
     """Waits for a process, which is asked to end when it is time to stop; returns its exit code."""
     asked = False
     while process.poll() is None:

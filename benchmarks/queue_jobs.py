@@ -139,16 +139,6 @@ JOBS = (
         0.5,
         reference="9,535 at 1M (rl-zoo); 9,635 at 1M (CleanRL)",
     ),
-    *(
-        Job(f"{agent}-minatar_{game}", f"{agent} minatar_{game} --preset minatar", steps, None, 100, hours)
-        for agent, steps, hours in (
-            ("ppo", 10_000_000, 0.1),
-            ("vtrace", 10_000_000, 0.2),
-            ("pqn", 10_000_000, 0.3),
-            ("dqn", 5_000_000, 1.0),
-        )
-        for game in ("breakout", "asterix", "freeway", "space_invaders", "seaquest")
-    ),
     Job("r2d2-pixel_catch", "r2d2 pixel_catch", 50_000, 0.9, 1000, 0.1),
     # A frame of this task shows all there is, so that memory is not needed.
     Job("r2d2-pixel_catch-feed-forward", "r2d2 pixel_catch --agent.core none", 50_000, 0.9, 1000, 0.1),

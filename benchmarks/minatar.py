@@ -1,0 +1,198 @@
+"""MinAtar: every agent with a preset for it on the five games, beside published returns.
+
+    python benchmarks/minatar.py                      # trains what is missing, one run at a time
+    python benchmarks/minatar.py --agents ppo pqn --seeds 0 1
+    python benchmarks/minatar.py --report             # trains nothing
+
+Each agent's runs are a suite: `podracer suite minatar AGENT --preset minatar`. A suite that was stopped goes on, and
+the same line started twice (with `taskset -c 0` and `taskset -c 1`, say) shares the runs. The score of a run is the
+mean return of its last policy over 100 fresh episodes. Scores and curves go to `benchmarks/results/minatar.json` and
+`minatar.png`. The exit code is 1 where a gate does not hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+from typing import Any, NamedTuple
+
+import job_queue
+import numpy as np
+import script
+
+from podracer.bench import measure
+from podracer.suite import aggregates, collection, pictures
+from podracer.system import children
+from podracer.system.stopping import StopSignal
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+FILE = RESULTS / "minatar.json"
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+STEPS = {"ppo": 10_000_000, "vtrace": 10_000_000, "pqn": 10_000_000, "dqn": 5_000_000}
+"""Agents with the steps of their preset, in the order of their runs."""
+
+
+class Published(NamedTuple):
+    """Mean returns by others.
+
+    Attributes:
+      algorithm: theirs.
+      steps: of training, in millions.
+      source: of the numbers.
+      protocol: what they are means of.
+      returns: by game, in the order of `GAMES`; None where there is none.
+      agents: ours of the same family.
+    """
+
+    algorithm: str
+    steps: int
+    source: str
+    protocol: str
+    returns: tuple[float | None, ...]
+    agents: tuple[str, ...]
+
+
+PUBLISHED = (
+    Published(
+        "DQN",
+        5,
+        "Young and Tian 2019, curves",
+        "last games of training, epsilon 0.1, sticky, all six actions, 30 seeds",
+        (16.8, 10.0, 50.1, 20.0, 43.7),
+        ("dqn",),
+    ),
+    Published(
+        "AC(0.8)",
+        5,
+        "Young and Tian 2019, curves",
+        "last games of training, sticky, all six actions, 30 seeds",
+        (18.7, 17.3, 47.4, 14.5, 179.7),
+        ("vtrace",),
+    ),
+    Published(
+        "DQN",
+        5,
+        "Daley et al. 2025, scores of their code",
+        "games with epsilon 0.01, sticky, minimal actions, 30 seeds",
+        (32.3, 35.7, 59.6, 68.6, 131.8),
+        (),
+    ),
+    Published(
+        "PPO",
+        10,
+        "gymnax, README",
+        "sampled policy, at most 1,000 steps a game, not sticky",
+        (15.0, 28.0, 58.0, None, 131.0),
+        ("ppo",),
+    ),
+    Published("PPO", 20, "pgx, curves", "sampled policy, sticky, minimal actions", (22.0, 50.0, 63.5, 54.0, 144.0), ()),
+)
+"""Read from figures where the source says curves. Seaquest of 2019 is of a version with a mistake in its oxygen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Train agents on MinAtar.
+
+    Attributes:
+      agents: names; all of `STEPS` by default.
+      seeds: a run of every game for each.
+      runs: where the suites are, a folder for each agent.
+      report: write the results of what is there, and train nothing.
+    """
+
+    agents: tuple[str, ...] = tuple(STEPS)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    runs: pathlib.Path = pathlib.Path("suites/minatar")
+    report: bool = False
+
+
+def command(agent: str, seeds: tuple[int, ...], out: pathlib.Path) -> list[str]:
+    """The words of a suite's command, without the interpreter's."""
+    every = STEPS[agent] // 20
+    evaluations = ["--eval-every", str(every), "--eval-episodes", "100", "--checkpoint-every", str(every)]
+    words = ["suite", "minatar", agent, "--preset", "minatar", "--games", *GAMES, "--seeds", *map(str, seeds)]
+    return ["podracer", *words, *evaluations, "--out", str(out)]
+
+
+def summary(found: collection.Collection) -> dict[str, Any]:
+    """Scores of an agent by game, with their mean and its 95% interval over seeds, and the runs' commits and curves."""
+    games: dict[str, Any] = {}
+    for game, scores in found.values("score").items():
+        of_game = [result for job, result in found.results.items() if job.game == game]
+        samples = aggregates.resamplings(np.asarray(scores, float)[:, None])
+        games[game.removeprefix("minatar_")] = {
+            "scores": scores,
+            "seeds": [result["seed"] for result in of_game],
+            "mean": float(np.mean(scores)),
+            "iqm": float(aggregates.iqm(np.asarray(scores, float)[:, None])),
+            "interval": aggregates.interval(aggregates.mean, samples),
+            "minutes": [result["train_seconds"] / 60 for result in of_game],
+            "commits": [result["commit"] for result in of_game],
+            "curves": [[(row["frames"], row["mean"]) for row in result["evaluations"]] for result in of_game],
+        }
+    return games
+
+
+def gates(agents: dict[str, Any]) -> list[dict[str, Any]]:
+    """The gates: 0.9 of what others publish of the family on all of their games but one, and DQN at least theirs.
+
+    Args:
+      agents: summaries by game, by agent.
+    """
+    found = []
+    for published, agent in ((one, agent) for one in PUBLISHED for agent in one.agents):
+        factor = 1.0 if agent == "dqn" else 0.9
+        bounds = {game: factor * x for game, x in zip(GAMES, published.returns) if x is not None}
+        scores = agents.get(agent, {})
+        reached = [game for game, bound in bounds.items() if game in scores and scores[game]["mean"] >= bound]
+        needed = len(bounds) - 1
+        gate = {"agent": agent, "beside": f"{published.algorithm}, {published.source}", "factor": factor}
+        found.append(gate | {"reached": reached, "of": list(bounds), "needed": needed, "holds": len(reached) >= needed})
+    return found
+
+
+def write(runs: pathlib.Path) -> bool:
+    """Writes the results of the suites that are there; returns True where all gates hold."""
+    names = [agent for agent in STEPS if any((runs / agent / "results").glob("minatar_*-*[0-9].json"))]
+    collections = [collection.read(runs / agent, label=agent) for agent in names]
+    agents = {one.label: summary(one) for one in collections}
+    found = gates(agents)
+    commands = {agent: " ".join(command(agent, Arguments.seeds, pathlib.Path("DIR"))) for agent in STEPS}
+    measure.write(FILE, "python benchmarks/minatar.py", {"commands": commands}, {"agents": agents, "gates": found})
+    pictures.curves(collections, RESULTS / "minatar.png")
+    for agent, games in agents.items():
+        for game, one in games.items():
+            print(f"{agent:8} {game:15} {one['mean']:8.2f}  {', '.join(f'{x:.1f}' for x in one['scores'])}")
+    for gate in found:
+        verdict = "holds" if gate["holds"] else "does not hold"
+        print(f"{gate['agent']} beside {gate['beside']}: {len(gate['reached'])} of {len(gate['of'])}, {verdict}")
+    return all(gate["holds"] for gate in found)
+
+
+def train(arguments: Arguments) -> int:
+    """Trains what is missing, every agent with the first seed before the next; returns the exit code."""
+    with StopSignal() as signals:
+        for seed, agent in itertools.product(arguments.seeds, arguments.agents):
+            words = command(agent, (seed,), arguments.runs / agent)
+            process = children.start([sys.executable, "-m", *words], sys.stdout.fileno())
+            code = job_queue.wait(process, lambda: signals.requested)
+            if code or signals.requested:
+                return code or 128 + signals.number
+    return 0
+
+
+def main(arguments: Arguments) -> int:
+    unknown = [agent for agent in arguments.agents if agent not in STEPS]
+    if unknown:
+        raise ValueError(f"--agents {' '.join(unknown)}: known are {', '.join(STEPS)}.")
+    if not arguments.report and (code := train(arguments)):
+        return code
+    return 0 if write(arguments.runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(script.run("minatar", Arguments, main))
