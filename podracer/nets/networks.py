@@ -29,7 +29,7 @@ from podracer.nets.layers import MLP, Activation, Dense, Weights
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec
 
-Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet", "small"]
+Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet", "small", "minatar"]
 
 ComputeDtype = Literal["float32", "bfloat16"]
 """The dtype of torsos. Parameters, recurrent cores, heads and losses are float32 in either case."""
@@ -67,8 +67,9 @@ def make(
       torso: "mlp"; "shallow" and "resnet" (IMPALA, figure 3: convolutions 16 8x8/4 and 32 4x4/2 with 256 units, and
         residual blocks of 16, 32, 32 channels with 256 units); "nature" (Mnih et al. 2015: 32 8x8/4, 64 4x4/2,
         64 3x3/1, 512 units), and "nature_conv" without those units; "small" for images from 3x3 to 35x35 (16 3x3/1 with
-        a border of zeros, 32 3x3/1, 128 units). "auto" takes "shallow" for uint8 images of at least 36x36 and "mlp" for
-        all else. In a `Dict`, each image has a torso, and an MLP has the other members.
+        a border of zeros, 32 3x3/1, 128 units); "minatar" for the same (16 3x3/1, 128 units: Young and Tian 2019).
+        Pixels are divided by the largest value that the space allows. "auto" takes "shallow" for uint8 images of at
+        least 36x36 and "mlp" for all else. In a `Dict`, each image has a torso, and an MLP has the other members.
       hidden_sizes: of the MLP.
       activation: of the MLP.
       separate: True gives policy and value a torso each.
@@ -299,7 +300,7 @@ class Body:
         else:
             module = functools.partial(ConvNet, CONVNETS[self.torso])
         if image.dtype == np.uint8:
-            image = image.astype(dtype) / (max(largest, 1.0) if self.torso == "small" else 255.0)
+            image = image.astype(dtype) / max(largest, 1.0)
         features = module(name=name, scale=self.scale, dtype=dtype, norm=self.layer_norm)(image)
         return features.reshape(T, B, -1).astype(jnp.float32)
 

@@ -288,6 +288,7 @@ def test_uniform_weights_are_within_their_limits() -> None:
         ("resnet", (84, 84, 4), [(3, 3, 4, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (11 * 11 * 32, 256)),
         ("resnet", (10, 7, 2), [(3, 3, 2, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (2 * 1 * 32, 256)),
         ("small", (10, 7, 4), [(3, 3, 4, 16), (3, 3, 16, 32)], (8 * 5 * 32, 128)),
+        ("minatar", (10, 10, 6), [(3, 3, 6, 16)], (8 * 8 * 16, 128)),
     ],
 )  # fmt: skip
 def test_torso_layers(torso: Any, shape: tuple[int, ...], kernels: list[tuple[int, ...]], dense: tuple | None) -> None:
@@ -408,7 +409,10 @@ def test_auto_is_an_mlp_for_all_but_large_images(space: spaces.Box) -> None:
         pytest.param((2, 7, 6, 3), 4, 3, 2, "SAME", marks=pytest.mark.slow),
         pytest.param((2, 8, 10, 3), 3, 4, 2, "VALID", marks=pytest.mark.slow),
         pytest.param((2, 7, 5, 3), 4, 3, 1, "SAME", marks=pytest.mark.slow),
-        pytest.param((2, 6, 5, 3), 4, 3, 1, "VALID", marks=pytest.mark.slow),
+        ((2, 6, 5, 3), 4, 3, 1, "VALID"),  # few channels
+        ((2, 5, 6, 13), 4, 3, 1, "SAME"),  # many
+        pytest.param((2, 4, 5, 13), 4, 1, 1, "VALID", marks=pytest.mark.slow),
+        pytest.param((2, 7, 6, 13), 4, 4, 1, "SAME", marks=pytest.mark.slow),  # borders are not equal
     ],
 )
 def test_convolution_and_its_gradients(
