@@ -346,7 +346,7 @@ def load(
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
         **_parts(directory, stored, trust, agent=agent, environment=environment, network=network, optimizer=optimizer),
-        run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
+        run=dataclasses.replace(run, actor_devices=None, reanalyser_devices=0),  # for a single device
         devices=jax.local_devices()[:1],
     )
     folder = BEST if step == "best" else "checkpoints"

@@ -33,6 +33,14 @@ def test_load_gives_the_same_policy(finished):
     np.testing.assert_array_equal(first.returns, second.returns)
 
 
+def test_a_run_of_more_devices_is_loaded_on_one(finished, copied):
+    path = copied / "config.json"
+    stored = json.loads(path.read_text())
+    stored["run"] |= {"arch": "sebulba", "replicas": 1, "actor_devices": 2, "reanalyser_devices": 3}
+    path.write_text(json.dumps(stored))
+    assert_same(podracer.load(copied).learner, finished[0].learner)
+
+
 def test_a_loaded_run_compiles_into_the_cache(finished, monkeypatch, tmp_path):
     """As training does: `podracer eval` of the same run again should not compile again."""
     cache = jax.config.jax_compilation_cache_dir
