@@ -92,12 +92,23 @@ def _returns(result: RunFacts) -> str:
     summary = result.summary
     if summary.get("members"):
         return _population_returns(summary["members"], _varying_names(result)) + _unfinished_note(summary)
+    if not summary and (found := _evaluation_row(result)):
+        return _return_line(found["eval/return_mean"], found["eval/return_std"], found["eval/episodes"])
     if summary.get("eval_return_mean") is None:
         return "not evaluated"
-    return (
-        f"return {summary['eval_return_mean']:.3f} ± {summary['eval_return_std']:.3f} "
-        f"over {summary['eval_episodes']} episodes{_unfinished_note(summary)}"
-    )
+    line = _return_line(summary["eval_return_mean"], summary["eval_return_std"], summary["eval_episodes"])
+    return line + _unfinished_note(summary)
+
+
+def _return_line(mean: float, std: float, episodes: int) -> str:
+    return f"return {mean:.3f} ± {std:.3f} over {episodes} episodes"
+
+
+def _evaluation_row(result: RunFacts) -> Mapping[str, Any] | None:
+    """The row of the evaluation of an earlier checkpoint, of which there is no summary; None for a population."""
+    rows = (row for row in reversed(result.history) if "eval/episodes" in row and "member" not in row)
+    newest = next(rows, None)
+    return newest if newest and newest["env_steps"] == _steps(result) else None
 
 
 def _unfinished_note(summary: Mapping[str, Any]) -> str:

@@ -44,6 +44,19 @@ def stored(
     return summary if wanted.items() <= summary.items() else None
 
 
+def of_state(directory: pathlib.Path, env_steps: int, updates: int) -> dict[str, Any]:
+    """The summary in a run directory where it is of this state; {} where it is of another, with another return.
+
+    Args:
+      directory: the run directory.
+      env_steps: steps that every member has taken.
+      updates: updates so far.
+    """
+    path = directory / FILE
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    return summary if (summary.get("env_steps"), summary.get("updates")) == (env_steps, updates) else {}
+
+
 def write(directory: pathlib.Path, summary: dict[str, Any]) -> None:
     """Writes `summary.json`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import signal
 import sys
@@ -35,7 +34,7 @@ from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
 from podracer.topology import executables
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import caches, notes, presets, shared
+from podracer.training import caches, notes, presets, shared, summary
 from podracer.training.resolve import resolve, stored_options
 from podracer.training.session import Session
 from podracer.training.transfer import transferred
@@ -365,8 +364,7 @@ def load(
     rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
     history = metrics.history(metrics.until(rows, updates, steps))
     result = Result(experiment, state.learner, history, directory)
-    if (directory / "summary.json").exists():
-        result.summary = json.loads((directory / "summary.json").read_text())
+    result.summary = summary.of_state(directory, int(counter_values(state.env_steps).min()), updates)
     return result
 
 

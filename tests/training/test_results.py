@@ -41,6 +41,14 @@ def test_a_run_of_more_devices_is_loaded_on_one(finished, copied):
     assert_same(podracer.load(copied).learner, finished[0].learner)
 
 
+def test_a_result_of_an_earlier_checkpoint_has_not_the_last_ones_return(finished):
+    earlier = podracer.load(finished[0].run_dir, step=1008)
+    assert earlier.summary == {}
+    (row,) = (row for row in earlier.history if row["env_steps"] == 1008 and "eval/return_mean" in row)
+    mean, std = row["eval/return_mean"], row["eval/return_std"]
+    assert str(earlier) == f"vtrace on catch: return {mean:.3f} ± {std:.3f} over 16 episodes after 1,008 steps"
+
+
 def test_a_loaded_run_compiles_into_the_cache(finished, monkeypatch, tmp_path):
     """As training does: `podracer eval` of the same run again should not compile again."""
     cache = jax.config.jax_compilation_cache_dir
