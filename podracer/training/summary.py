@@ -40,7 +40,8 @@ def stored(
         return None
     is_stored = processes.is_first and path.exists()
     summary = processes.broadcast(json.loads(path.read_text()) if is_stored else {})
-    wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": experiment.run.eval_episodes}
+    episodes = (experiment.run.eval_episodes or 0) * max(1, len(experiment.environment.spec.tasks))  # of all tasks
+    wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": episodes}
     return summary if wanted.items() <= summary.items() else None
 
 

@@ -19,6 +19,7 @@ import podracer
 from envs_jax import make, wrappers
 from podracer import agents, environments, spaces
 from podracer.anakin import random_play, rollout
+from podracer.anakin.driver import Anakin
 from podracer.environments import task_lists
 from podracer.environments import tasks as task_module
 from podracer.environments.from_jax import SteppedEnvironments
@@ -496,7 +497,7 @@ def test_tasks_that_do_not_fit(things: Any, settings: dict[str, Any], message: s
 
 
 @pytest.mark.slow
-def test_every_task_is_evaluated_by_itself(tmp_path: pathlib.Path) -> None:
+def test_every_task_is_evaluated_by_itself(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catch = make("catch")
     negated = wrappers.scale_reward(-1.0)(catch)
     both = Tasks({"catch": catch, "negated": negated})
@@ -519,6 +520,8 @@ def test_every_task_is_evaluated_by_itself(tmp_path: pathlib.Path) -> None:
     assert any("episode/return/negated" in row for row in result.history)
     again = podracer.load(tmp_path, environment=both)
     np.testing.assert_array_equal(again.evaluate(8, seed=3).returns, found.returns)
+    monkeypatch.setattr(Anakin, "compile", pytest.fail)  # it is complete
+    assert podracer.resume(tmp_path, environment=both, progress=False).summary == result.summary
 
 
 def on_eight_devices() -> None:

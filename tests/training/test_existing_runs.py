@@ -1,16 +1,22 @@
 """Runs that are there already, and runs that are stopped."""
 
+import dataclasses
 import json
 import os
 import shutil
 import signal
+import types
 
 import jax
+import numpy as np
 import pytest
 
 import podracer
 from podracer.anakin.driver import Anakin
 from podracer.evaluation import evaluation
+from podracer.run.config import RunConfig
+from podracer.topology.processes import ALONE
+from podracer.training import summary
 from podracer.training import train as training
 from tests.support.harness import assert_same
 from tests.support.small_run import RUN, SUMMARY_KEYS, rows_of, steps_of, train
@@ -44,6 +50,18 @@ def test_resume_of_a_finished_run_changes_nothing(finished, copied, monkeypatch,
     assert rows_of(copied) == result.history == finished[0].history
     assert json.loads((copied / "summary.json").read_text()) == result.summary == finished[0].summary
     assert steps_of(copied) == [1008, 1512, 2016]
+
+
+def test_evaluations_of_several_tasks_are_complete_with_the_episodes_of_each(tmp_path):
+    run = RunConfig(total_steps=100, eval_episodes=8)
+    environment = types.SimpleNamespace(spec=types.SimpleNamespace(tasks=("left", "right")))
+    experiment = types.SimpleNamespace(run=run, environment=environment)
+    one = evaluation.Evaluation(np.zeros(8, np.float32), np.ones(8, np.float32), 0)
+    scores = evaluation.scores([evaluation.together({"left": one, "right": one})])
+    summary.write(tmp_path, {"complete": True, "env_steps": 100, **scores})
+    assert summary.stored(tmp_path, experiment, ALONE, 100)["tasks"]["left"]["eval_episodes"] == 8
+    experiment.run = dataclasses.replace(run, eval_episodes=16)
+    assert summary.stored(tmp_path, experiment, ALONE, 100) is None
 
 
 @pytest.mark.slow
