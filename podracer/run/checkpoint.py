@@ -63,12 +63,14 @@ class Checkpoints:
         processes: Processes = ALONE,
     ):
         self.directory = pathlib.Path(directory).absolute() / name
+        self._beside, self._removed = self.directory.with_name(f"{name}-new"), self.directory.with_name("removed")
         self._read_only, self._processes = read_only, processes
         self._keep, self._gone, self._stuck = keep, set[int](), False
         self._opened: Any = None
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
+                self._finish_replacing()
             # Of a new run there is nothing to read, and Orbax takes a while to import. It must be there at the end.
             if importlib.util.find_spec("orbax.checkpoint") is None:
                 raise ModuleNotFoundError("no package orbax-checkpoint is installed")
@@ -177,21 +179,59 @@ class Checkpoints:
 
     def _remove(self, steps: Iterable[int]) -> None:
         """Removes checkpoints, each by one rename first, so that none is there in part; says what cannot be removed."""
-        removed, problem = self.directory.parent / "removed", ""
+        problem = ""
         for step in steps:
             try:
-                removed.mkdir(exist_ok=True)
-                (self.directory / str(step)).rename(removed / f"{self.directory.name}-{step}-{secrets.token_hex(4)}")
+                self._withdraw(step)
             except OSError as error:
                 problem = f"{self.directory / str(step)} ({error.strerror})"
-        shutil.rmtree(removed, ignore_errors=True)
-        if removed.exists():
-            problem = problem or str(removed)
+        shutil.rmtree(self._removed, ignore_errors=True)
+        if self._removed.exists():
+            problem = problem or str(self._removed)
         if problem and not self._stuck:
             self._stuck = True
             with contextlib.suppress(OSError):
                 message = f"an old checkpoint cannot be removed, and stays: {problem}; newer ones are whole."
                 console.say(message)
+
+    def _withdraw(self, step: int) -> None:
+        self._removed.mkdir(exist_ok=True)
+        (self.directory / str(step)).rename(self._removed / f"{self.directory.name}-{step}-{secrets.token_hex(4)}")
+
+    def replace(self, step: int, state: ArrayTree) -> None:
+        """Writes `state` as checkpoint `step`, of which there is one; that stays until the new one is whole.
+
+        Raises:
+          CheckpointError: where the disk refuses; the old one is intact.
+        """
+        beside = Checkpoints(self.directory.parent, None, name=self._beside.name, processes=self._processes)
+        try:
+            beside.save(step, state)
+        except CheckpointError:
+            self._finish_replacing()
+            raise
+        finally:
+            beside.close()
+        if self._processes.is_first:
+            try:
+                self._withdraw(step)
+                self._finish_replacing()
+                files.to_disk(self.directory / str(step))
+            except OSError as error:
+                reason = f"{error.strerror or error}. A resumed run moves it there from {self._beside}."
+                raise CheckpointError(f"could not move checkpoint {step} to {self.directory}: {reason}") from error
+            shutil.rmtree(self._removed, ignore_errors=True)
+        self._processes.barrier()
+        self._manager.reload()
+        self._require_same_steps()
+
+    def _finish_replacing(self) -> None:
+        """Moves a new checkpoint to the place of one that is gone, also where a process was killed before it could."""
+        if self._processes.is_first and self._beside.is_dir():
+            for path in self._beside.iterdir():
+                if path.name.isdigit() and not (self.directory / path.name).exists():
+                    path.rename(self.directory / path.name)
+            shutil.rmtree(self._beside, ignore_errors=True)
 
     def _write(self, step: int, leaves: dict[str, jax.Array], checksums: dict[str, int]) -> None:
         arguments = self._ocp.args

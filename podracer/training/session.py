@@ -265,9 +265,9 @@ class Session:
         if self._checkpoints is None:
             return
         # A stop among the updates after the last step has left one of these steps.
-        if self._experiment.run.total_steps <= env_steps in self._saved_steps():
-            self._checkpoints.delete(env_steps)
-        self._checkpoints.save(env_steps, self._saved(state))
+        is_there = self._experiment.run.total_steps <= env_steps in self._saved_steps()
+        save = self._checkpoints.replace if is_there else self._checkpoints.save
+        save(env_steps, self._saved(state))
         self._log.to_disk()
         if self._generations:
             self._generations.to_disk()

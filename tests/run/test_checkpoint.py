@@ -269,6 +269,24 @@ def test_a_full_disk_loses_nothing(written, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_one_stays_until_another_of_its_step_is_whole(written, tmp_path, monkeypatch):
+    directory = pathlib.Path(shutil.copytree(written, tmp_path / "run"))
+    with opened(directory, keep=1) as checkpoints:
+        with full_disk(), pytest.raises(CheckpointError, match="could not write checkpoint 2 in .*intact"):
+            checkpoints.replace(2, state(3))
+        assert equal(checkpoints.restore(state(0), 2)[1], state(2))
+        with monkeypatch.context() as patch:  # killed between the two moves
+            patch.setattr(Checkpoints, "_finish_replacing", mock.Mock(side_effect=[None, KeyboardInterrupt]))
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.replace(2, state(3))
+    with opened(directory, keep=1) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        assert equal(checkpoints.restore(state(0))[1], state(3))
+        checkpoints.replace(2, state(4))
+        assert equal(checkpoints.restore(state(0))[1], state(4))
+    assert [path.name for path in directory.iterdir()] == ["checkpoints"]
+
+
 @pytest.mark.slow
 def test_any_error_of_a_write_is_reported(tmp_path, monkeypatch):
     with opened(tmp_path) as checkpoints:
