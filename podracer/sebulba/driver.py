@@ -64,6 +64,11 @@ class Sebulba:
         self._final_draws = final_draws(agent, run.final_updates)
         spec, at_once = environments.spec, getattr(environments, "lanes_at_once", None)
         rows: int | None = at_once and at_once(layout.envs_per_actor)
+        if rows and run.mode != "async":
+            raise ValueError(
+                f"mode={run.mode!r} keeps a fixed order, and {spec.name} returns rows of the lanes that are ready "
+                "(lanes_at_once), by the newest parameters; use mode='async', or let it return those of all lanes."
+            )
         self.acting = actor_program.make(agent, spec, self.rollout_length, layout.num_envs)
         self._compiler = ActorCompiler(agent, spec, self.acting, layout, rows)
         self.learning = learner_program.make(

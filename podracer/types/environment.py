@@ -290,7 +290,8 @@ class HostEnvironments(Protocol):
         `EnvSpec.tasks` is set.
     *   `shared_by(actors) -> HostEnvironments`, the same for several actors in parallel: environments with threads of
         their own can share the cores.
-    *   `lanes_at_once(num_lanes) -> int | None`: the number of lanes in a `recv`, None for all.
+    *   `lanes_at_once(num_lanes) -> int | None`: the number of lanes in a `recv`, None for all, which modes with a
+        fixed order need.
     *   `saved`, True if its environments have `save` and `load`.
     *   `metrics() -> dict[str, float]`, numbers that are logged with those of training.
     """

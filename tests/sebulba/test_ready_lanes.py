@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podracer
 from podracer import agents, distributions, nets, topology
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.nets import actor_state
@@ -167,6 +168,12 @@ def test_every_lane_has_the_rows_that_it_has_where_all_are_waited_for():
     for all_at_once, some in zip(run(SteppedEnvironments(COUNTING)), run(Unequal(COUNTING, 2)), strict=True):
         unversioned = [x._replace(policy_version=0) for x in (all_at_once, some)]
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), *unversioned)
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "serial"])
+def test_rows_of_some_lanes_come_in_no_fixed_order(mode):
+    with pytest.raises(ValueError, match=f"mode='{mode}' keeps a fixed order, and counting .*use mode='async'"):
+        podracer.train("ppo", Unequal(COUNTING, 3), mode=mode, total_steps=60, num_envs=B, check=False)
 
 
 def test_lanes_are_a_rollout_apart_at_most():
