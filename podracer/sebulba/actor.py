@@ -136,7 +136,7 @@ class Actor(threading.Thread):
         self._lanes = lanes
         self._carry: Any = carry
         self.number = number
-        self._wiring = context
+        self._shared = context
         self._ending = threading.Event()
         self._wake: Callable[[], None] | None = None
 
@@ -166,7 +166,7 @@ class Actor(threading.Thread):
         except BaseException as error:
             if not self._ending.is_set():  # or nobody waits for it any more
                 self.error = error
-                self._wiring.channel.close()
+                self._shared.channel.close()
         finally:
             self._carry = None
             if environment is not None:
@@ -174,7 +174,7 @@ class Actor(threading.Thread):
                     environment.close()
 
     def _act(self, environment: HostEnvironment) -> None:
-        context, store, T = self._wiring, self._wiring.store, self._wiring.rollout_length
+        context, store, T = self._shared, self._shared.store, self._shared.rollout_length
         act, finish = context.act[self.device], context.finish[self.device]
         carry, clock = self._carry, time.perf_counter
         self._carry = None  # it is donated
@@ -223,30 +223,32 @@ class Actor(threading.Thread):
             self.number += context.num_actors
 
 
-def _is_finite(x: np.ndarray) -> bool:
+def is_finite(x: np.ndarray) -> bool:
+    """True for an array of finite numbers."""
     # The sum of squares takes a fraction of the time of looking at each number.
     return x.dtype.kind != "f" or math.isfinite(np.vdot(x, x))
 
 
-def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> str:
+def not_finite(lanes: np.ndarray, rows: HostStep, t: int | np.ndarray, actions: Any = ()) -> str:
     """Names what is not finite in rows of observations; "" for nothing.
 
     Args:
       lanes: int [B]; whose rows they are.
       rows: of the environments, [B].
-      t: the row of a rollout.
+      t: the row of a rollout, of all lanes or of each, [B].
       actions: that led to them; where these are not finite, it is no fault of the environment.
     """
     observation = rows.observation
     if isinstance(observation, np.ndarray):
-        if _is_finite(observation):
+        if is_finite(observation):
             return ""
-    elif all(map(_is_finite, jax.tree.leaves(observation))):
+    elif all(map(is_finite, jax.tree.leaves(observation))):
         return ""
     for path, x in jax.tree.leaves_with_path(observation):
         x = np.asarray(x)
         bad = ~np.isfinite(x).reshape(len(lanes), -1).all(axis=1)
         if bad.any() and all(np.all(np.isfinite(action)) for action in jax.tree.leaves(actions)):
             name = f"observation{jax.tree_util.keystr(path)}"
-            return f"the environment's {name} is not finite in row {t} of a rollout, lane {lanes[bad][0]} of its actor"
+            row, lane = np.broadcast_to(t, lanes.shape)[bad][0], lanes[bad][0]
+            return f"the environment's {name} is not finite in row {row} of a rollout, lane {lane} of its actor"
     return ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from podracer.errors import Closed
 from podracer.sebulba import actor_program
-from podracer.sebulba.actor import STAGES, Actor, Rollout, not_finite
+from podracer.sebulba.actor import STAGES, Actor, Rollout, is_finite, not_finite
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
 
@@ -254,13 +254,13 @@ class PartialActor(Actor):
         self._at_once = at_once
 
     def _act(self, environment: HostEnvironment) -> None:
-        context, clock = self._wiring, time.perf_counter
+        context, clock = self._shared, time.perf_counter
         act, finish = context.act[self.device], context.finish[self.device]
         carry, self._carry = self._carry, None
         buffers, games, key = context.begin[self.device](carry), carry.games, carry.keys[0]
         clocks = LaneCursors(len(self._lanes), context.rollout_length, self._at_once)
         nothing: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        seconds, steps, fault = dict(nothing), 0, ""
+        seconds, steps, fault, diverged = dict(nothing), 0, "", False
         held: list[tuple[np.ndarray, HostStep]] = []
         while True:
             t0 = clock()
@@ -280,11 +280,14 @@ class PartialActor(Actor):
                     continue
                 t0 = clock()
                 where = clocks.advance(lanes, rows.scalars[2] > 0)
-                fault = fault or not_finite(lanes, rows, int(where.t[0]))
+                if not fault and not diverged:
+                    fault = not_finite(lanes, rows, where.t[: len(lanes)])
                 now = context.store.newest()
                 rows = _padded(rows, len(lanes), self._at_once)
                 buffers, actions = act(buffers, now.params[self.device], key, np.int32(steps), where, rows)
                 actions = jax.tree.map(lambda x, lanes=lanes: np.asarray(x)[: len(lanes)], actions)
+                # What environments make of such actions is no fault of theirs.
+                diverged = diverged or not all(map(is_finite, jax.tree.leaves(actions)))
                 steps += 1
                 t1 = clock()
                 environment.send(lanes, actions)

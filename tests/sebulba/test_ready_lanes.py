@@ -1,6 +1,7 @@
 """Acting for whichever lanes are ready: what is handed over is as if all had been waited for."""
 
 import itertools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,12 @@ import pytest
 import podracer
 from podracer import agents, distributions, nets, topology
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.errors import Closed
 from podracer.nets import actor_state
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
-from podracer.sebulba.ready_lanes import LaneCursors
+from podracer.sebulba.ready_lanes import LaneCursors, PartialActor
 from podracer.types import HostStep
 from tests.support import counting, harness
 
@@ -168,6 +170,25 @@ def test_every_lane_has_the_rows_that_it_has_where_all_are_waited_for():
     for all_at_once, some in zip(run(SteppedEnvironments(COUNTING)), run(Unequal(COUNTING, 2)), strict=True):
         unversioned = [x._replace(policy_version=0) for x in (all_at_once, some)]
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), *unversioned)
+
+
+@pytest.mark.parametrize(
+    ("action", "fault"),
+    [(0.0, "the environment's observation is not finite in row 0 of a rollout, lane 1 of its actor"), (np.nan, "")],
+)
+def test_what_is_not_finite_is_named_unless_actions_were_not(action, fault):
+    """Lane 1 is a row behind lane 0, and its first observation is no number."""
+    rows = lambda *numbers: HostStep(np.float32(numbers)[:, None], np.zeros((4, len(numbers)), np.float32))  # noqa: E731
+    told = [([0], rows(0)), ([0, 1], rows(0, np.nan)), ([0, 1], rows(0, 0)), ([1], rows(0))]
+    environment = mock.Mock(recv=mock.Mock(side_effect=[*((np.int32(lanes), row) for lanes, row in told), Closed]))
+    context = mock.MagicMock(rollout_length=2, num_actors=1)
+    context.act["cpu"].return_value = (None, np.full((2, 1), action, np.float32))
+    context.finish["cpu"].return_value = (None, None, None)
+    actor = PartialActor(0, 0, "cpu", None, np.arange(2), mock.MagicMock(), 0, context, at_once=2)
+    with pytest.raises(Closed):
+        actor._act(environment)
+    (handed,) = (call.args[1] for call in context.channel.put.call_args_list)
+    assert handed.fault == fault
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "serial"])
