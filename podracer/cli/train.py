@@ -30,15 +30,10 @@ from podracer.population import config as population
 from podracer.population.config import PBT
 from podracer.remote.settings import Remote
 from podracer.run import rundir
+from podracer.run.config import SEBULBA
 from podracer.system import console
 from podracer.training import presets
 from podracer.training.resolve import stored_options
-
-SEBULBA = (
-    *("mode", "replicas", "actor_devices", "actor_threads", "updates_per_batch", "queue_capacity", "env_timeout"),
-    *("env_restarts", "updates_per_call", "replay_memory"),
-)
-"""Run settings that only Sebulba has."""
 
 WRAP = "wrappers of a pure-JAX environment, in order, as sticky_actions=0.25 time_limit=500 (docs/environments.md)"
 """The help of `--wrap`."""
@@ -280,7 +275,8 @@ def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
 def _wants_sebulba(environment: str, argv: list[str]) -> bool:
     """Returns True if help should list Sebulba's settings: they apply to this run, or one of them was typed."""
     words = {part.replace("_", "-") for word in argv for part in word.split("=")}
-    return ":" in environment or not words.isdisjoint(["sebulba", *_flags("--", SEBULBA)])
+    flags = [*_flags("--", SEBULBA), *_flags("--no-", SEBULBA)]
+    return ":" in environment or not words.isdisjoint(["sebulba", *flags])
 
 
 def _typed(argv: list[str], prefix: str, defaults: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,13 @@ Mode = Literal["async", "lockstep", "serial"]
 """The order of acting and learning (see `podracer.sebulba.actor.ActorContext.publication`)."""
 
 
+SEBULBA = (
+    *("replicas", "actor_devices", "actor_threads", "reanalyser_devices", "prepare_ahead", "updates_per_batch"),
+    *("queue_capacity", "env_timeout", "env_restarts", "updates_per_call", "replay_memory"),
+)
+"""The settings of a run that only Sebulba has."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Settings of a run, whatever its agent.

@@ -60,6 +60,11 @@ def how_to_resume(directory: pathlib.Path, own: Sequence[str]) -> str:
     return f"podracer resume {directory}"
 
 
+def has_run(directory: pathlib.Path) -> bool:
+    """True for the directory of a run."""
+    return (directory / "config.json").exists()
+
+
 def read(directory: pathlib.Path) -> dict[str, Any]:
     """The description of the run in a directory.
 
@@ -80,14 +85,14 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 
 def stored_names(directory: pathlib.Path) -> dict[str, str]:
     """The names of the settings (`NAMES`) of the run in a directory; {} if there is no run yet."""
-    stored = read(directory) if (directory / "config.json").exists() else {}
+    stored = read(directory) if has_run(directory) else {}
     return {name: stored[name] for name in NAMES if name in stored}
 
 
 def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
     """The settings of a resumed run with its own lanes, shards and replicas, which its devices may not suggest by
     themselves."""
-    if not (directory / "config.json").exists():
+    if not has_run(directory):
         return run
     stored = read(directory)["run"]
     layout = ("num_envs", "num_shards", "replicas")
@@ -105,7 +110,7 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
     try:
         yield
     except LayoutError as error:
-        if directory is None or not (directory / "config.json").exists():
+        if directory is None or not has_run(directory):
             raise
         stored = read(directory)["run"]
         remedy = continues_on(stored["num_shards"], stored.get("replicas"))

@@ -12,6 +12,7 @@ What is given by a user goes before a protocol that is given by name, that befor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from podracer import atari, configs, environments
@@ -233,6 +234,26 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
         fitted = papers.by_run(preset, found.agent, _task(environment), total_steps)
         return found._replace(agent={**found.agent, **fitted, **given.agent})
     return found
+
+
+def merge_given(
+    agent: Any,
+    environment: Any,
+    preset: str | None,
+    protocol: str | None,
+    config: Any,
+    run_settings: Mapping[str, Any],
+    env_options: Mapping[str, Any] | None,
+) -> Settings:
+    """Merges a preset and a protocol with the arguments of `podracer.train`, which go before them.
+
+    Raises:
+      ValueError: where they do not fit the agent, the environment or the settings.
+    """
+    if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
+        asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
+        raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
+    return merge(agent, environment, preset, protocol, Settings(config or {}, run_settings, env_options or {}))
 
 
 def _find(name: str, agent: str, environment: str) -> Settings:

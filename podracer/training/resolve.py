@@ -22,7 +22,7 @@ from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
 from podracer.population import config as population
 from podracer.population.config import PBT
-from podracer.run.config import RunConfig
+from podracer.run.config import SEBULBA, RunConfig
 from podracer.run.driver import Driver
 from podracer.run.record import Experiment
 from podracer.sebulba.driver import Sebulba
@@ -69,8 +69,11 @@ def resolve(
     remote: RemotelyStepped | None = None,
     pbt: PBT | None = None,
     pbt_dir: pathlib.Path | None = None,
+    is_new: bool = True,
 ) -> Experiment:
     """A run's parts; `remote` makes environments that others step of those that this process would.
+
+    A run that is not new may have settings of Sebulba without effect, which earlier versions let pass.
 
     Raises:
       ValueError: for what makes no sense.
@@ -93,6 +96,8 @@ def resolve(
     )
     _check_members(run, pbt, pbt_dir, getattr(environment.spec, "tasks", ()))
     if run.arch == "anakin":
+        if is_new:
+            configs.require_defaults(run, SEBULBA, "has no effect without arch='sebulba'")
         driver, resolved = _anakin(agent, environment, run, hypers, devices, pbt)
     else:
         driver, resolved = _sebulba(agent, environment, run, hypers, devices)
@@ -245,17 +250,6 @@ def _anakin(
     devices: list[Any] | None,
     pbt: PBT | None,
 ) -> tuple[Driver, dict[str, int]]:
-    if run.replicas is not None:
-        raise ValueError(f"replicas={run.replicas}: only Sebulba has them; leave it out, or add arch='sebulba'.")
-    if run.reanalyser_devices:
-        raise ValueError(f"reanalyser_devices={run.reanalyser_devices}: only Sebulba has them; add arch='sebulba'.")
-    if run.replay_memory != "device":
-        raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
-    if run.updates_per_call is not None:
-        raise ValueError(
-            f"updates_per_call={run.updates_per_call}: only Sebulba has it, whose learner looks at signals in between; "
-            "leave it out, or add arch='sebulba'."
-        )
     layout = topology.make(
         num_envs=run.num_envs,
         envs_per_device=agent.config.envs_per_device,

@@ -129,7 +129,7 @@ def train(
     ):
         names: Mapping[str, str] = {}
         if preset or protocol:
-            merged = _merge_preset(agent, environment, preset, protocol, config, run_settings, env_options)
+            merged = presets.merge_given(agent, environment, preset, protocol, config, run_settings, env_options)
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
         run = configs.from_json(RunConfig, run_settings)
         run = dataclasses.replace(run, population=configs.members(run.population, hyper))
@@ -142,6 +142,7 @@ def train(
         parts |= {"network": network, "optimizer": optimizer, "pbt": population.of(pbt)}
         parts["pbt_dir"] = None if pbt_dir is None else files.local(pbt_dir).absolute()
         with rundir.layout_explained(directory if resume else None), span("set-up"):
+            parts |= {"is_new": not (resume and directory and rundir.has_run(directory))}
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
@@ -175,27 +176,6 @@ def train(
     if stop.number or result.summary["stopped_by"]:
         raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name, _next(result))
     return result
-
-
-def _merge_preset(
-    agent: Any,
-    environment: Any,
-    preset: str | None,
-    protocol: str | None,
-    config: Any,
-    run_settings: Mapping[str, Any],
-    env_options: Mapping[str, Any] | None,
-) -> presets.Settings:
-    """Merges a preset and a protocol with the settings that are given, which go before them.
-
-    Raises:
-      ValueError: where they do not fit the agent, the environment or the settings.
-    """
-    if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
-        asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
-        raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
-    given = presets.Settings(config or {}, run_settings, env_options or {})
-    return presets.merge(agent, environment, preset, protocol, given)
 
 
 def _source(init_from: Result | str | pathlib.Path | None, trust: bool, experiment: Experiment) -> Result | None:
@@ -347,6 +327,7 @@ def load(
         **_parts(directory, stored, trust, agent=agent, environment=environment, network=network, optimizer=optimizer),
         run=dataclasses.replace(run, actor_devices=None, reanalyser_devices=0),  # for a single device
         devices=jax.local_devices()[:1],
+        is_new=False,
     )
     folder = BEST if step == "best" else "checkpoints"
     if not (directory / folder).is_dir():

@@ -29,7 +29,7 @@ class Workers:
 
     def __init__(self, remote: Remote | Mapping[str, Any] | None, run_dir: str | pathlib.Path | None):
         stored: Mapping[str, Any] = {}
-        if run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
+        if run_dir is not None and rundir.has_run(pathlib.Path(run_dir)):
             stored = rundir.read(pathlib.Path(run_dir)).get("remote") or {}
         if isinstance(remote, Remote):
             remote = {name: value for name, value in vars(remote).items() if value != getattr(Remote(), name)}

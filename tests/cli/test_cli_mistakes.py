@@ -124,7 +124,11 @@ from tests.support.shell import TRAIN, complaint
         ),
         (
             "train dqn catch --updates-per-call 4",
-            "updates_per_call=4: only Sebulba has it, whose learner looks at signals in between; leave it out, or add",
+            "updates_per_call=4 has no effect without arch='sebulba'; leave it out.",
+        ),
+        (
+            "train vtrace catch --no-prepare-ahead",
+            "prepare_ahead=False has no effect without arch='sebulba'; leave it out.",
         ),
         (
             "train vtrace catch --arch sebulba --mode serial --updates-per-batch 2",

@@ -160,7 +160,7 @@ def test_an_accelerator_offers_the_hosts_memory():
 
 
 def test_replays_in_the_hosts_memory_are_sebulbas():
-    with pytest.raises(ValueError, match=r"replay_memory='host': only Sebulba has it; add arch='sebulba'"):
+    with pytest.raises(ValueError, match=r"replay_memory='host' has no effect without arch='sebulba'"):
         podracer.train("r2d2", "catch", replay_memory="host", progress=False)
     with pytest.raises(ValueError, match=r"replay_memory='host': vtrace has no replay here; use 'device'"):
         podracer.train("vtrace", "catch", arch="sebulba", replay_memory="host", progress=False)

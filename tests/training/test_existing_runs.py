@@ -69,6 +69,20 @@ def test_resume_of_a_finished_run_evaluates_what_was_not(copied):
     assert train(copied, resume=True, eval_episodes=4).summary["eval_episodes"] == 4
 
 
+def test_settings_without_effect_are_refused_for_new_runs_alone(finished, copied):
+    """Earlier versions let them pass: such runs go on, and can be loaded."""
+    path = copied / "config.json"
+    stored = json.loads(path.read_text())
+    stored["run"] |= {"actor_threads": 3, "queue_capacity": 2}
+    path.write_text(json.dumps(stored))
+    assert_same(podracer.load(copied).learner, finished[0].learner)
+    assert podracer.resume(copied, progress=False).summary == finished[0].summary
+    with pytest.raises(ValueError, match="actor_threads=3 has no effect without arch='sebulba'"):
+        train(copied.parent / "new", resume=True, actor_threads=3)
+    with pytest.raises(ValueError, match=r"env_timeout=5\.0 has no effect without arch='sebulba'; leave it out"):
+        train(None, env_timeout=5.0)
+
+
 def test_resume_of_nothing_begins(tmp_path, finished):
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)
 
