@@ -23,12 +23,14 @@ add --help after AGENT, or after report, to see the options"""
 
 OWN = {
     "--seed": "use --seeds",
+    "--population": "its runs have one member each; use --seeds, or podracer sweep for values of tunable numbers",
+    "--member-seeds": "its runs have one member each; use --seeds",
     "--run-dir": "use --out",
     "--resume": "what is in the directory goes on anyway",
     "--gif": "podracer eval RUN_DIR --gif FILE draws one",
     "--quiet": "what a run says goes into runs/GAME-SEED.log",
 }
-"""Options of `podracer train` that a suite sets for every job, with advice for users."""
+"""Options of `podracer train` that a suite sets for every job, or does not take, with advice for users."""
 
 SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k", "minatar": None}
 """Suites by name, with the protocol of those that have one of their own."""
@@ -109,6 +111,10 @@ def train_on(name: str, argv: list[str]) -> int:
     names = dict.fromkeys(value for value in (of_minatar and name, arguments.preset, arguments.protocol) if value)
     directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
     settings = _settings(agent, flags, MINATAR[:2]) if of_minatar else _settings(agent, flags)
+    for number, value in settings["hyper"].items():
+        if isinstance(value, list):
+            option = f"--hyper.{number.replace('_', '-')}"
+            raise InputError(f"{option} has one value in a suite; podracer sweep compares several of them.")
     games = _minatar_games(arguments.games) if of_minatar else _games(arguments.games, settings["protocol"])
     planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
     share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs

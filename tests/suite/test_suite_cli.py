@@ -38,6 +38,12 @@ def run(command):
         ("suite atari57 ppo --preset rainbow", "preset='rainbow' is of dqn"),
         (f"{PPO} --protocol sede", "protocol='sede': unknown; did you mean 'seed'?"),
         (f"{PPO} --seed 3", "--seed is not for a suite: use --seeds."),
+        (
+            f"{PPO} --population 4",
+            "--population is not for a suite: its runs have one member each; use --seeds, or podracer",
+        ),
+        (f"{PPO} --member-seeds 3", "--member-seeds is not for a suite: its runs have one member each; use --seeds."),
+        (f"{PPO} --hyper.learning-rate 1e-3 1e-4", "--hyper.learning-rate has one value in a suite; podracer sweep"),
         (f"{PPO} --run-dir=x", "--run-dir is not for a suite: use --out."),
         (f"{PPO} --seeds 1 1", "--seeds=1 1: give one or more, from 0, each once."),
         ("suite atari57 r2d2 --preset atari", "protocol='seed' does not say how long to train; give --total-steps."),
