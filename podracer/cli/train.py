@@ -73,6 +73,8 @@ def train(argv: list[str]) -> int:
         raise InputError("--seeds with --remote.listen: workers go home when the first run ends; train one at a time.")
     if arguments.gif:
         check_rendering(environments.make(environment, **vars(arguments.env)))
+    if arguments.seeds and "seed" in typed.run:
+        raise InputError("--seed with --seeds: a run has one of the seeds each; leave --seed out.")
     finals = []
     seeds = arguments.seeds or (arguments.run.seed,)
     for seed in seeds:

@@ -40,6 +40,10 @@ from tests.support.shell import TRAIN, complaint
         ("train vtrace catch --agent.clip-epsilon 1", "Unrecognized options: --agent.clip-epsilon, 1"),
         ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
         ("train vtrace catch more", "Unrecognized options: more"),
+        (
+            "train vtrace catch --seeds 1 2 --seed 5",
+            "--seed with --seeds: a run has one of the seeds each; leave --seed",
+        ),
         ("train vtrace catch --seed 0 1 2", "--seed takes one value, but got 0 1 2; --seeds trains a run for each"),
         ("train vtrace catch --quiet --agent.core-size=4 5", "--agent.core-size takes one value, but got 4 5"),
         ("train vtrace catch --resume runs --quiet", "--resume takes no value, but got runs"),
