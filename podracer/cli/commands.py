@@ -72,8 +72,9 @@ def run(argv: list[str]) -> int:
     except jax.errors.JaxRuntimeError as error:
         reason = own_code.describe(error) if own_code.quotes(error) else str(error).partition("\n")[0]
         return _complain(error, 1, reason)
-    except KeyboardInterrupt:
-        return _complain("interrupted; the newest checkpoint is intact.", 130)
+    except KeyboardInterrupt as error:
+        notes = (note.removeprefix("podracer: ") for note in getattr(error, "__notes__", ()))  # of a run's checkpoint
+        return _complain(" ".join(["interrupted.", *notes]), 130)
     except Exception as error:
         if not own_code.is_fault(error):
             raise  # a fault of this library, of which every line counts

@@ -182,7 +182,7 @@ class Heartbeats:
                 os._exit(LOST)  # the main thread waits for what will not come
             if time.monotonic() > self._interrupted and not self._leaving:
                 self.end(f"{self._names[self._index]} was interrupted")
-                console.say("podracer: error: interrupted; the newest checkpoint is intact.", at_once=True)
+                console.say("podracer: error: interrupted; checkpoints, if there are any, are intact.", at_once=True)
                 os._exit(130)
 
     def _handle_signals(self, signals: bytes) -> None:

@@ -175,6 +175,10 @@ class Session:
                 self._callback.error.add_note(f"podracer: {self._ending(result.summary)}")
                 raise self._callback.error
             return result
+        except KeyboardInterrupt as error:
+            if self._checkpoints:
+                error.add_note(f"podracer: {self._last_good()}")
+            raise
         except TrainingDivergedError as error:
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
         except (errors.CheckpointError, rundir.WriteError) as error:

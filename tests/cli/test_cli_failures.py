@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import types
+from unittest import mock
 
 import jax
 import pytest
@@ -97,12 +98,13 @@ def test_a_run_that_was_stopped_is_not_one_that_is_complete(tmp_path, monkeypatc
 
 
 def test_an_interrupted_run(monkeypatch, capsys):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(podracer, "train", interrupt)
+    error = KeyboardInterrupt()
+    monkeypatch.setattr(podracer, "train", mock.Mock(side_effect=error))
     assert run(TRAIN) == 130
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == "podracer: error: interrupted.\n", "of checkpoints it knows nothing"
+    error.add_note("podracer: There is no checkpoint yet.")
+    assert run(TRAIN) == 130
+    assert capsys.readouterr().err == "podracer: error: interrupted. There is no checkpoint yet.\n"
 
 
 def test_a_signal_at_the_end_of_a_seed_ends_the_others(monkeypatch, tmp_path):

@@ -160,8 +160,9 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, capfd):
             os.kill(os.getpid(), signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)  # a background shell starts its children with SIGINT ignored
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         train(tmp_path / "run", log=log)
+    assert interrupted.value.__notes__ == ["podracer: There is no checkpoint yet."]
     assert signal.getsignal(signal.SIGINT) == handler
     assert "Ctrl-C again to interrupt at once" in capfd.readouterr().err
 
