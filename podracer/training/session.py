@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Sequence
@@ -73,10 +74,28 @@ class Session:
     ):
         began = time.monotonic() if began is None else began
         self._experiment, self._directory, self._processes = experiment, directory, processes
-        keep = experiment.run.keep_checkpoints
-        self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes) if directory else None
         self._notes = list(notes)
         self._is_new = False
+        with contextlib.ExitStack() as opened:
+            self._open(opened, resume, log, progress, stop, init_from, began)
+            self._opened = opened.pop_all()
+
+    def _open(
+        self,
+        opened: contextlib.ExitStack,
+        resume: bool,
+        log: metrics.LogCallback | None,
+        progress: bool,
+        stop: StopSignal,
+        init_from: Result | None,
+        began: float,
+    ) -> None:
+        """Makes or restores the state, and opens files and the display, which `opened` closes."""
+        experiment, directory, processes = self._experiment, self._directory, self._processes
+        self._checkpoints: checkpoint.Checkpoints | None = None
+        if directory:
+            self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints, processes=processes)
+            opened.callback(self._checkpoints.close)
         if not resume:
             experiment.driver.prepare()
         self._state = self._begin(resume, init_from)
@@ -85,6 +104,7 @@ class Session:
         self._requests = StopRequests(stop, self._callback, processes)
         start = position(self._state)
         self._log = metrics.Log(directory, self._callback, start if resume else None, write=processes.is_first)
+        opened.callback(self._log.close)
         self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         scores = processes.broadcast(
@@ -92,34 +112,35 @@ class Session:
         )
         now = least_env_steps(self._state)
         self._best = Best(directory, scores, now, processes) if directory else None
+        if self._best:
+            opened.callback(self._best.close)
         if self._best and (own := [score for steps, score in scores if steps == now]):
             self._best.offer(now, max(own), only_learner(self._state))  # a run that was killed before it could
         self._snapshots = None
         if directory and experiment.environment.spec.num_players == 2:
             self._snapshots = Snapshots(directory, experiment.run.total_steps, now, processes)
+            opened.callback(self._snapshots.close)
         title, is_shown = f"{experiment.agent.name} {experiment.description['env']}", progress and processes.is_first
         self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
+        opened.callback(self._display.close)
         self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
         self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
         self._generations: Generations | Exchange | None = None
         if experiment.pbt_dir:
             self._generations = Exchange(experiment, directory, self._state, self._display.say)
-            self._training.hyper = self._generations.hyper
         elif experiment.pbt:
             self._generations = Generations(experiment, directory, self._state, processes)
+        if self._generations:
+            opened.callback(self._generations.close)
             self._training.hyper = self._generations.hyper
 
     def _begin(self, resume: bool, init_from: Result | None) -> RunState:
         """The state that this stretch begins with: a checkpoint's, or the driver's first one."""
         experiment = self._experiment
         if resume and self._checkpoints and self._checkpoints.steps():
-            try:
-                like = experiment.driver.like()
-                _, state, problems = self._checkpoints.restore(self._saved(like))
-                self._notes += problems
-            except errors.CheckpointError:
-                self._checkpoints.close()
-                raise
+            like = experiment.driver.like()
+            _, state, problems = self._checkpoints.restore(self._saved(like))
+            self._notes += problems
             if not experiment.run.checkpoint_replay:
                 state = empty_replay(state, like)
             return state
@@ -184,11 +205,7 @@ class Session:
         except (errors.CheckpointError, rundir.WriteError) as error:
             raise type(error)(f"{error} {self._last_good()} Make room and continue with {self._resume()}.") from error
         finally:
-            self._display.close()
-            for each in (self._best, self._checkpoints, self._snapshots, self._generations):
-                if each:
-                    each.close()
-            self._log.close()
+            self._opened.close()
 
     def draw(self, result: Result) -> None:
         """Draws the run's curve into its directory; the last thing, because it takes a while.

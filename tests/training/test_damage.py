@@ -3,12 +3,15 @@
 import pathlib
 import re
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import podracer
 from podracer.run import checkpoint, metrics, rundir
+from podracer.run.best import Best
+from podracer.training import session
 from tests.support import tiers
 from tests.support.harness import assert_same
 from tests.support.small_run import steps_of, train
@@ -108,3 +111,20 @@ def test_a_checkpoint_that_cannot_be_written(finished, tmp_path, monkeypatch):
     assert steps_of(tmp_path / "run") == [504]
     assert podracer.load(tmp_path / "run").history[-1]["env_steps"] == 504
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)
+
+
+def test_an_error_at_the_start_leaves_nothing_open(tmp_path, monkeypatch):
+    """The bar was there already."""
+    closed = []
+    for owner in (metrics.Display, metrics.Log, Best, checkpoint.Checkpoints):
+        close = owner.close
+
+        def noted(self, close=close):
+            closed.append(type(self).__name__)
+            close(self)
+
+        monkeypatch.setattr(owner, "close", noted)
+    monkeypatch.setattr(session, "Evaluations", mock.Mock(side_effect=ValueError("something")))
+    with pytest.raises(ValueError, match="something"):
+        train(tmp_path / "run")
+    assert closed == ["Display", "Best", "Checkpoints", "Log", "Checkpoints"]
