@@ -146,14 +146,16 @@ class Result:
           step: one of the `snapshots`; the result's own parameters if None.
 
         Raises:
-          ValueError: if the environment is no game, there is no such snapshot, or the agent does not search but
-            settings of a search are given.
+          ValueError: if the environment is no game, there is no such snapshot, or settings of a search are given for an
+            agent that does not search, or that was not made by name.
         """
         agent = self.agent
         if simulations is not None or search is not None:
             option = f"simulations={simulations}" if search is None else f"search={search!r}"
             if agent.name not in PLANNERS:
                 raise ValueError(f"{option}: {agent.name} does not search; leave it out.")
+            if "agent" in self.description["own"]:
+                raise ValueError(f"{option} needs an agent that is given to train() by its name, for it makes it anew.")
             if simulations is not None and simulations < 0:
                 raise ValueError(f"{option}: must be at least 0, which is the network's most likely move.")
         players.check(self.environment)
@@ -281,18 +283,18 @@ class Result:
     ) -> plots.Picture:
         """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
 
-          In a game for two the agent plays both sides.
+        In a game for two the agent plays both sides.
 
-          Args:
-            path: the file's path.
-        seed: seed of the episode.
-            member: number of the policy's member; the best one if None.
+        Args:
+          path: the file's path.
+          seed: seed of the episode.
+          member: number of the policy's member; the best one if None.
 
-          Returns:
-            The path, which a notebook shows as the animation.
+        Returns:
+          The path, which a notebook shows as the animation.
 
-          Raises:
-            ValueError: if the environment cannot be rendered.
+        Raises:
+          ValueError: if the environment cannot be rendered.
         """
         images = rendering.frames(self.agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed

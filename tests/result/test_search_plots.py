@@ -253,6 +253,8 @@ def test_what_cannot_be_explained():
     parts = resolve.resolve(agents.muzero.make(spec), catch, RunConfig(num_envs=4))
     with pytest.raises(ValueError, match="given to train\\(\\) by its name"):
         Result(parts, (), [], None).explain(zeros)
+    with pytest.raises(ValueError, match="simulations=0 needs an agent that is given to train\\(\\) by its name"):
+        Result(parts, (), [], None).player(simulations=0)
     run, seen = result(own=True), position(4, 1, 8)
     with pytest.raises(ValueError, match="the observation is .*; the environment shows"):
         run.explain({"board": seen["board"]})
