@@ -44,9 +44,9 @@ class Claim(NamedTuple):
 
     def touch(self) -> bool:
         """Renews the claim; returns False if another worker has taken the job over."""
-        if (self.directory / f"{self.name}.{self.number + 1}").exists():
-            return False
         with contextlib.suppress(OSError):  # a disk that is away for a minute ends no training
+            if (self.directory / f"{self.name}.{self.number + 1}").exists():
+                return False
             os.utime(self.path)
         return True
 

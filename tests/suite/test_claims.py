@@ -1,12 +1,15 @@
 """Claims: one holder each, whoever looks when."""
 
+import errno
 import itertools
 import json
 import multiprocessing
 import os
+import pathlib
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -52,6 +55,12 @@ def test_stale_claims_are_taken_and_their_holders_notice(tmp_path):
     assert taken.touch()
     old.release()
     assert claims.state(tmp_path, "job") == "held", "what the old one gives back is not his"
+
+
+def test_a_disk_that_is_away_ends_no_training(tmp_path, monkeypatch):
+    claim = claims.claim(tmp_path, "job")
+    monkeypatch.setattr(pathlib.Path, "exists", mock.Mock(side_effect=OSError(errno.ESTALE, "stale file handle")))
+    assert claim.touch()
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])
