@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from podracer.cli.arguments import InputError, parse
 from podracer.system import console
+from podracer.system.stopping import STOPPING
 
 
 def run(argv: list[str]) -> int:
@@ -25,7 +26,7 @@ def run(argv: list[str]) -> int:
     for attempt in range(arguments.restarts + 1):
         again = attempt and ours_to_run and command[0] == "train" and "--resume" not in command
         code, stopped = Group(arguments, [*command, "--resume"] if again else command).run()
-        if code in (0, 2, 130, 143) or stopped:  # done, asked for badly, or stopped in good order
+        if code in (0, 2) or code - 128 in STOPPING or stopped:  # done, asked for badly, or stopped in good order
             break
         if attempt < arguments.restarts:
             console.say(f"podracer launch: start {attempt + 2} of {arguments.restarts + 1}")

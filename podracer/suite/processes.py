@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Sequence
 
 from podracer.system import children
+from podracer.system.stopping import STOPPING
 
-STOPPED = (-2, -15, 130, 143)
+STOPPED = tuple(code for number in STOPPING for code in (-number, 128 + number))
 """Exit codes of a process that a signal stopped: it has not failed, and can be resumed."""
 
 

@@ -166,6 +166,14 @@ sys.exit(0 if tries else 4 - i)
     assert "start 2 of 2" in err
 
 
+@pytest.mark.parametrize("code", [129, 130, 143])
+def test_what_a_signal_has_stopped_does_not_start_again(code, monkeypatch):
+    starts = []
+    monkeypatch.setattr(launch.Group, "run", lambda self: starts.append(code) or (code, False))
+    assert command_line.run(["--restarts", "1", "--", "train", "--topology", "pod"]) == code
+    assert starts == [code]
+
+
 @pytest.mark.parametrize(("command", "again"), [("train", ["--resume"]), ("resume", [])])
 def test_what_goes_on_by_itself_is_not_told_to(command, again, monkeypatch):
     """`resume` has no such option."""

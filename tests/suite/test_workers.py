@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from podracer.suite import claims, jobs, progress, runner
+from podracer.suite import claims, jobs, processes, progress, runner
 from podracer.system.stopping import StopSignal
 from tests.support import fakes
 
@@ -292,6 +292,11 @@ def test_sigterm_stops_the_processes_and_gives_their_jobs_back(tmp_path):
     assert (tmp_path / "saved").read_text() == "\n\n"
     assert all(claims.state(suite.claims, job.name) == "free" for job in suite.jobs)
     assert not list((tmp_path / "results").iterdir())
+
+
+def test_a_closed_terminal_stops_a_run_as_other_signals_do():
+    assert {-signal.SIGHUP, 128 + signal.SIGHUP, 130, 143} < set(processes.STOPPED)
+    assert 1 not in processes.STOPPED
 
 
 def test_sigkill_and_again(tmp_path):
