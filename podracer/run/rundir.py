@@ -113,7 +113,7 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
         if directory is None or not has_run(directory):
             raise
         stored = read(directory)["run"]
-        remedy = continues_on(stored["num_shards"], stored.get("replicas"))
+        remedy = continues_on(stored["num_shards"], stored.get("replicas"), stored.get("population", 1))
         raise LayoutError(f"{str(error).partition('; use ')[0]}; {remedy}.") from None
 
 

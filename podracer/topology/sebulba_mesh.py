@@ -235,10 +235,19 @@ def _divides(devices: int, replicas: int) -> bool:
     return devices % replicas == 0 or replicas % devices == 0
 
 
-def continues_on(num_shards: int, replicas: int | None = None) -> str:
-    """Describes the devices that a run with these shards, and these replicas under Sebulba, can continue on."""
+def continues_on(num_shards: int, replicas: int | None = None, population: int = 1) -> str:
+    """Describes the devices that a run can continue on.
+
+    Args:
+      num_shards: S.
+      replicas: R of a run of Sebulba; None for Anakin.
+      population: members of a run of Anakin, which fill devices first.
+    """
     if replicas is None:
-        return f"this run has {num_shards} shards: it continues on {_listing(_divisors(num_shards))} devices"
+        members = f"{population} members with {num_shards} shards each" if population > 1 else f"{num_shards} shards"
+        of_member = lambda devices: devices // math.gcd(population, devices)  # noqa: E731 - as `make` lays them out
+        devices = [n for n in _divisors(population * num_shards) if num_shards % of_member(n) == 0]
+        return f"this run has {members}: it continues on {_listing(devices)} devices"
     ways = []
     for processes in _divisors(replicas):
         learners = [n for n in _divisors(num_shards // processes) if _divides(n, replicas // processes)]

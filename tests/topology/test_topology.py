@@ -187,6 +187,18 @@ def test_a_run_continues_on_what_is_said_and_on_nothing_else(replicas: int, num_
     assert ways == fits
 
 
+@pytest.mark.parametrize(("population", "num_shards"), [(4, 2), (6, 4), (1, 6)])
+def test_a_population_continues_on_what_is_said_and_on_nothing_else(population: int, num_shards: int) -> None:
+    said = topology.continues_on(num_shards, population=population).partition("continues on")[2]
+    fits = set()
+    for number in range(1, 2 * population * num_shards):
+        there, layout = [Remote(i) for i in range(number)], {"num_shards": num_shards, "population": population}
+        with contextlib.suppress(topology.LayoutError):
+            topology.make(num_envs=None, envs_per_device=1, devices=there, **layout)
+            fits.add(number)
+    assert set(map(int, re.findall(r"\d+", said))) == fits
+
+
 class Afar:
     """An array of a mesh of several processes, of which each has a part."""
 
