@@ -34,8 +34,9 @@ import queue_jobs
 from queue_jobs import Job, Run
 
 from podracer.bench import measure
+from podracer.run.rundir import write_json
 from podracer.suite import processes
-from podracer.suite.jobs import read_json, write_json
+from podracer.suite.jobs import read_json
 from podracer.system.lock import RunLock, identity, lives, machine
 from podracer.system.stopping import StopSignal
 

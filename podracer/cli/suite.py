@@ -14,6 +14,7 @@ from podracer.cli import train
 from podracer.cli.arguments import InputError, asks_for_help, parse, parse_known
 from podracer.run import rundir
 from podracer.system import console
+from podracer.training.presets import MINATAR_GAMES
 
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
        podracer suite atari100k AGENT [options] [options of podracer train]
@@ -34,9 +35,6 @@ OWN = {
 
 SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k", "minatar": None}
 """Suites by name, with the protocol of those that have one of their own."""
-
-MINATAR = tuple(f"minatar_{game}" for game in ("breakout", "asterix", "freeway", "seaquest", "space_invaders"))
-"""The games of the suite `minatar`, which have no human's scores."""
 
 FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
 """Run settings that may differ among the jobs of one directory. Those of evaluations may not: they decide the best
@@ -110,7 +108,7 @@ def train_on(name: str, argv: list[str]) -> int:
     of_minatar = name == "minatar"
     names = dict.fromkeys(value for value in (of_minatar and name, arguments.preset, arguments.protocol) if value)
     directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
-    settings = _settings(agent, flags, MINATAR[:2]) if of_minatar else _settings(agent, flags)
+    settings = _settings(agent, flags, MINATAR_GAMES[:2]) if of_minatar else _settings(agent, flags)
     for number, value in settings["hyper"].items():
         if isinstance(value, list):
             option = f"--hyper.{number.replace('_', '-')}"
@@ -145,11 +143,11 @@ def _games(requested: tuple[str, ...], protocol: str | None) -> list[str]:
 
 def _minatar_games(requested: tuple[str, ...]) -> list[str]:
     """The names of environments of MinAtar, each once; all of them for no names."""
-    found = [name if name in MINATAR else f"minatar_{name}" for name in requested]
+    found = [name if name in MINATAR_GAMES else f"minatar_{name}" for name in requested]
     for name, text in zip(found, requested):
-        if name not in MINATAR:
-            raise InputError(f"unknown game {text!r}; {configs.suggest(name, MINATAR)}")
-    return list(dict.fromkeys(found or MINATAR))
+        if name not in MINATAR_GAMES:
+            raise InputError(f"unknown game {text!r}; {configs.suggest(name, MINATAR_GAMES)}")
+    return list(dict.fromkeys(found or MINATAR_GAMES))
 
 
 def _settings(agent: str, flags: list[str], games: tuple[str, ...] = ("Pong", "Breakout")) -> dict[str, Any]:
@@ -169,7 +167,7 @@ def _settings(agent: str, flags: list[str], games: tuple[str, ...] = ("Pong", "B
     if protocol and atari.PROTOCOLS[protocol].frames is None and not is_set:
         raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
     of_atari = atari.PROTOCOLS[protocol].table if protocol else "atari57"
-    return settings | {"run": run, "table": None if games[0] in MINATAR else of_atari}
+    return settings | {"run": run, "table": None if games[0] in MINATAR_GAMES else of_atari}
 
 
 def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments, flags: list[str]) -> int:

@@ -183,6 +183,7 @@ def essence(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON file, which others see as a whole or not at all."""
     files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")
 
 

@@ -12,12 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import envs_jax
 from podracer import configs
+from podracer.run.rundir import write_json
 from podracer.suite import claims
-from podracer.system import files
-
-MINATAR = "minatar_"
-"""The prefix of the games of MinAtar; all others are of Atari."""
 
 
 class Job(NamedTuple):
@@ -32,8 +30,8 @@ class Job(NamedTuple):
 
 
 def environment(game: str) -> str:
-    """The name of the environment of a game."""
-    return game if game.startswith(MINATAR) else f"envpool:{game}-v5"
+    """The name of the environment of a game: ours of MinAtar, or EnvPool's of Atari."""
+    return game if game in envs_jax.names() else f"envpool:{game}-v5"
 
 
 class Suite:
@@ -194,8 +192,3 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text())
         return value if isinstance(value, dict) else None
     return None
-
-
-def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Writes a JSON file atomically."""
-    files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from podracer.run.rundir import write_json
 from podracer.suite import aggregates, pictures
 from podracer.suite.collection import Collection
-from podracer.suite.jobs import write_json
 from podracer.system import files
 
 NAMES = {

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from podracer.run.rundir import write_json
 from podracer.suite import claims, processes
-from podracer.suite.jobs import Job, Suite, write_json
+from podracer.suite.jobs import Job, Suite
 from podracer.suite.progress import Display
 from podracer.system.stopping import StopSignal
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import envs_jax
 from podracer import atari, configs, environments
 from podracer.agents import registry
 from podracer.agents.registry import AGENTS
@@ -116,7 +117,8 @@ MUJOCO = Settings(
     {"num_envs": 16, "total_steps": 1_000_000, "mode": "serial"},
 )
 
-MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+MINATAR_GAMES = tuple(name for name in envs_jax.names() if name.startswith("minatar_"))
+"""The names of the environments of MinAtar."""
 
 # PPO's and PQN's are those of Gallici et al. 2024 for MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are
 # those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. The
@@ -185,7 +187,7 @@ TASKS: dict[str, dict[tuple[str, str], Settings]] = {
         name: {("ppo", task): merged(*layers) for task, layers in tasks.items()}
         for name, tasks in (("playground", robot_presets.PLAYGROUND_LAYERS), ("brax", robot_presets.BRAX_LAYERS))
     },
-    "minatar": {(agent, f"minatar_{game}"): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
+    "minatar": {(agent, game): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
     "board": BOARD,
 }
 """By name, and then by agent and task, whose version and kind of environment (`envpool:`, `pgx:` or our own) do not

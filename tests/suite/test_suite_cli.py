@@ -31,7 +31,7 @@ def run(command):
         (f"{PPO} --games pong", "unknown game 'pong'; did you mean 'Pong'"),
         (f"{PPO} --games nature48", "unknown game 'nature48'; did you mean 'nature49'"),
         ("suite minatar ppo --games brekout", "unknown game 'brekout'; did you mean 'minatar_breakout'"),
-        ("suite minatar ppo --protocol nature", "protocol='nature': minatar_breakout is not a game of Atari"),
+        ("suite minatar ppo --protocol nature", "protocol='nature': minatar_asterix is not a game of Atari"),
         (f"{PPO} --part 0/4", "part='0/4': write I/N, a share I from 1 to N; the nearest is 1/4."),
         (f"{PPO} --part 5/4", "part='5/4': write I/N, a share I from 1 to N; the nearest is 4/4."),
         ("suite atari57 ppo --preset atar", "preset='atar': unknown; did you mean 'atari' or 'minatar'?"),

@@ -8,8 +8,9 @@ from PIL import Image
 
 from podracer import atari
 from podracer.atari import games
+from podracer.run.rundir import write_json
 from podracer.suite import collection, jobs, pictures, report, result
-from podracer.suite.jobs import Job, Suite, write_json
+from podracer.suite.jobs import Job, Suite
 from tests.support import fakes
 
 SETTINGS = {"agent": "dqn", "preset": "fast_dqn", "protocol": "fast_dqn", "table": "nature"}

@@ -154,7 +154,7 @@ def test_a_preset_of_classic_control_is_measured(agent, task):
 @pytest.mark.parametrize("agent", presets.MINATAR)
 def test_presets_of_minatar_fit_every_game(agent):
     for game in presets.MINATAR_GAMES:
-        found = presets.merge(agent, f"minatar_{game}", "minatar", None, presets.Settings({"discount": 0.5}))
+        found = presets.merge(agent, game, "minatar", None, presets.Settings({"discount": 0.5}))
         config = configs.from_json(AGENTS[agent][0], found.agent)
         assert config.discount == 0.5, "what is given goes first"
         assert config.activation == "relu"
