@@ -15,6 +15,7 @@ def first_seed(seed: int, use: Use, restart: int = 0) -> int:
     Args:
       seed: the run's seed.
       use: training and evaluation get different episodes.
-      restart: number of times that a run was resumed without its environments' state, so that it gets new episodes.
+      restart: a number of what begins anew, so that it gets new episodes: the rollouts before it, where a run goes on
+        without its environments' state; another one for environments that take the place of others; 0 at first.
     """
     return int(np.random.SeedSequence([seed, use == "evaluation", restart]).generate_state(1)[0] % 2**30)

@@ -250,23 +250,23 @@ class Display:
             self._bar = _TerminalBar(console, total_steps, title, env_steps)
         self._total_steps = total_steps
         self._lines = enabled and not self._bar
-        self._heart: StatusLine | None = None
+        self._status_line: StatusLine | None = None
 
     def set_status(self, what: str) -> None:
         """Sets the status for the lines that come from time to time."""
-        if self._heart:
-            self._heart.set_status(what)
+        if self._status_line:
+            self._status_line.set_status(what)
         elif self._lines:
-            self._heart = StatusLine(self._print, what)
+            self._status_line = StatusLine(self._print, what)
 
     def update(self, env_steps: int, rate: float, episode_return: float, note: str = "") -> None:
         """Moves the bar; `note` follows the return."""
         ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
         if self._bar:
             self._bar.update(env_steps, f"{rate:,.0f} steps/s", f"return {ret}{note}")
-        elif self._heart:
+        elif self._status_line:
             steps = f"{env_steps:,} of {self._total_steps:,} steps, {rate:,.0f} steps/s"
-            self._heart.status = f"; {steps}, return {ret}"
+            self._status_line.status = f"; {steps}, return {ret}"
 
     def detail(self, text: str) -> None:
         """Prints a line if there is no bar."""
@@ -278,8 +278,8 @@ class Display:
         if self._bar:
             self._bar.say(text)
         elif self._lines:
-            if self._heart:
-                self._heart.put_off()
+            if self._status_line:
+                self._status_line.put_off()
             self._print(text)
 
     def _print(self, text: str) -> None:
@@ -296,8 +296,8 @@ class Display:
         """Leaves the bar as it is."""
         if self._bar:
             self._bar.close()
-        if self._heart:
-            self._heart.close()
+        if self._status_line:
+            self._status_line.close()
 
 
 class _TerminalBar:

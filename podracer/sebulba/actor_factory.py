@@ -20,7 +20,8 @@ from podracer.topology import HostTopology
 from podracer.types import HostEnvironment, HostEnvironments
 
 REPLACEMENTS = 2**20
-"""The first stream of random numbers of actors that take the places of others: no run has so many rollouts before."""
+"""The number from which the streams of random numbers count of actors that take the places of others. Those with which
+a run begins or goes on have the number of rollouts before it, which is less in nearly all runs."""
 
 
 class ActorFactory:

@@ -82,7 +82,7 @@ class Sebulba:
         )
         self.states = States(agent, layout, self.learning)
         self.actors = ActorFactory(environments, layout, run, jax.jit(self.acting.start), rows)
-        self._ballots = Agreement(layout.mesh)
+        self._agreement = Agreement(layout.mesh)
         self._actor_programs = ActorPrograms({}, {}, {})
         self._programs = Programs()
 
@@ -180,7 +180,7 @@ class Sebulba:
             env_steps=int(counter_values(state.env_steps)[0]),
             snapshots=self.states.split(state.actors.snapshots) if state.actors else [],
         )
-        return learner_loop.Learner(self.learning, self._programs, self._ballots, processes, settings, start)
+        return learner_loop.Learner(self.learning, self._programs, self._agreement, processes, settings, start)
 
     def actor_pool(
         self,

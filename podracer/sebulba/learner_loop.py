@@ -67,7 +67,7 @@ class LoopStart(NamedTuple):
 class Learner:
     """Learns from rollouts as they come, and publishes parameters.
 
-    It goes in rounds: a rollout of every replica of every process, or none, for `votes` say whether all have theirs.
+    It goes in rounds: a rollout of every replica of every process, or none: `agreement` says whether all have theirs.
 
     What is due after a rollout may be thousands of updates: they are done a few at a time, and in between the loop
     looks at signals and at its actors. At a milestone they wait, for a state may have pending updates.
@@ -75,7 +75,7 @@ class Learner:
     Args:
       learning: the learner's functions.
       programs: what of them is compiled.
-      votes: collect what the processes of a pod know each.
+      agreement: collects what the processes of a pod know each.
       processes: those that share the run.
       settings: of the loop.
       start: where it begins.
@@ -85,12 +85,12 @@ class Learner:
         self,
         learning: Learning,
         programs: Programs,
-        votes: Agreement,
+        agreement: Agreement,
         processes: Processes,
         settings: LoopSettings,
         start: LoopStart,
     ):
-        self._learning, self._programs, self.votes, self.processes = learning, programs, votes, processes
+        self._learning, self._programs, self.agreement, self.processes = learning, programs, agreement, processes
         self._key, self.total_steps, self.final_draws = settings.key, settings.total_steps, settings.final_draws
         self.tasks = settings.tasks
         self._parts = [jnp.int32(i) for i in range(settings.parts)]
@@ -132,7 +132,7 @@ class Learner:
         while self.pending:
             own = stops(should_stop, check), self._pace.number, time.perf_counter() - begin
             with self.processes.collective():
-                stopping, numbers, spent = self.votes(*own).T
+                stopping, numbers, spent = self.agreement(*own).T
             if stopping.any():
                 return False
             if spent[0] > seconds and self.pending < before:
@@ -203,7 +203,7 @@ class _Run:
     def __init__(self, loop: Learner, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]):
         self._loop, self._actor_pool, self._hooks, self._snapshot = loop, actor_pool, hooks, snapshot
         self._processes = loop.processes
-        self._report = Report(int(loop.learner.num_updates), loop.votes, loop.processes, loop.tasks)
+        self._report = Report(int(loop.learner.num_updates), loop.agreement, loop.processes, loop.tasks)
 
     def run(self) -> bool:
         """Learns until `total_steps`; returns False where it was stopped before."""
@@ -245,7 +245,7 @@ class _Run:
         rollouts = self._actor_pool.next_rollouts(loop.rollouts, self._hooks.should_stop)
         clock.append(time.perf_counter())
         with self._processes.collective():
-            votes = loop.votes(*_vote(rollouts, report.seconds), self._hooks.should_save())
+            votes = loop.agreement(*_vote(rollouts, report.seconds), self._hooks.should_save())
         stop_votes, transitions, seconds, saves = votes.T
         clock.append(time.perf_counter())
         if rollouts is None or stop_votes.any():
@@ -296,7 +296,7 @@ class _Run:
             if not complete:
                 return False
             with self._processes.collective():
-                saves = bool(loop.votes(self._hooks.should_save())[0, 0])
+                saves = bool(loop.agreement(self._hooks.should_save())[0, 0])
             if saves and loop.pending:
                 with self._report.clock_stopped():
                     self._milestone()

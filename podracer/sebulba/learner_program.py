@@ -1,8 +1,9 @@
-"""The learning program of Sebulba: the agent's own `learn`, under `shard_map` over the learner devices.
+"""The functions of Sebulba's learner: its first state, its programs, and what goes between it and the actors.
 
-A trajectory [T, R B], of a rollout of every replica, arrives spread along its lanes. Each device runs its logical
-shards side by side, as in Anakin, so equal shards give equal results on any number of learner devices. A replay may be
-in the hosts' memory, or on devices that reanalyse, instead (`podracer.sebulba.replay_devices`).
+A trajectory [T, R B], of a rollout of every replica, arrives spread along its lanes. The programs, the agent's own
+`learn` under `shard_map`, are those of `podracer.sebulba.learner_devices`, or of `podracer.sebulba.replay_devices` for
+a replay in the hosts' memory or on devices that reanalyse. Each device runs its logical shards side by side, as in
+Anakin, so equal shards give equal results on any number of learner devices.
 """
 
 from __future__ import annotations

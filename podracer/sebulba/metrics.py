@@ -25,7 +25,7 @@ class Report:
 
     Args:
       updates: of the learner, where the run stands.
-      votes: of the run.
+      agreement: of the run.
       processes: that share it.
       tasks: `EnvSpec.tasks`.
 
@@ -33,8 +33,8 @@ class Report:
     is not all done.
     """
 
-    def __init__(self, updates: int, votes: Agreement, processes: Processes, tasks: tuple[str, ...] = ()):
-        self._updates, self._ballots, self._processes = updates, votes, processes
+    def __init__(self, updates: int, agreement: Agreement, processes: Processes, tasks: tuple[str, ...] = ()):
+        self._updates, self._agreement, self._processes = updates, agreement, processes
         self._tasks, sums = tasks, np.zeros(len(tasks) if len(tasks) > 1 else (), np.float32)
         self._no_episodes = EpisodeStats(sums, sums, sums)  # type: ignore[arg-type]
         self._clear()
@@ -116,7 +116,7 @@ class Report:
         leaves, structure = jax.tree.flatten(summed)
         totals = np.concatenate([np.ravel(x) for x in leaves])
         with self._processes.collective():
-            measurements = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
+            measurements = self._agreement(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
         spent, totals = measurements[:, : -len(totals)], measurements[:, -len(totals) :].sum(axis=0, dtype=np.float64)
         sums_of_all = [x.reshape(1, *np.shape(leaf)) for x, leaf in zip(np.split(totals, len(leaves)), leaves)]
         metrics |= episode_means(jax.tree.unflatten(structure, sums_of_all), self._tasks)

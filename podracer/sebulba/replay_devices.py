@@ -85,7 +85,7 @@ class SplitReplay:
                 mesh=mesh,
                 in_specs=in_specs,
                 out_specs=out_specs,
-                # As in podracer.sebulba.learner_program.
+                # As in podracer.sebulba.learner_devices.
                 check_vma=False,
             )
             return jax.jit(mapped, donate_argnums=donate)
@@ -170,7 +170,7 @@ class SplitReplay:
             mesh=self._layout.mesh,
             in_specs=(everywhere, by_shard, everywhere),
             out_specs=(everywhere, everywhere, by_shard),
-            # As in podracer.sebulba.learner_program.
+            # As in podracer.sebulba.learner_devices.
             check_vma=False,
         )
 

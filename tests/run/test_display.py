@@ -89,9 +89,9 @@ def test_a_run_that_says_nothing_is_heard_of(capsys, monkeypatch):
     display.set_status("training")
     display.update(500, 12.0, 0.5)
     time.sleep(0.4)
-    said = display._heart._said
+    said = display._status_line._said
     display.say("a line")
-    assert display._heart._said > said, "and then it is silent for as long"
+    assert display._status_line._said > said, "and then it is silent for as long"
     display.close()
     time.sleep(0.2)
     *before, last = capsys.readouterr().err.splitlines()
@@ -100,7 +100,7 @@ def test_a_run_that_says_nothing_is_heard_of(capsys, monkeypatch):
     assert {next(pattern for pattern in patterns if re.fullmatch(pattern, line)) for line in before} == {*patterns}
     display = metrics.Display(2000, "vtrace catch", False)
     display.set_status("compiling")
-    assert display._heart is None
+    assert display._status_line is None
 
 
 def test_lines_where_there_is_neither(capsys):
