@@ -127,6 +127,7 @@ class GymnasiumEnvironments:
         one = functools.partial(self._one, render_mode="rgb_array") if self._takes_render_mode() else self._one
         environment = self._running(gymnasium.vector.SyncVectorEnv, functools.partial(lane, one), 1, seed)
         if environment.render_mode != "rgb_array":
+            environment.close()
             raise ValueError(f"{self.spec.name} cannot be rendered: let its __init__ take render_mode='rgb_array'.")
         return environment
 

@@ -117,5 +117,9 @@ class ActorFactory:
 
 def _load(make: Callable[[], HostEnvironment], resume: ActorSnapshot) -> HostEnvironment:
     environment = make()
-    environment.load(resume.environment)  # type: ignore[attr-defined]
+    try:
+        environment.load(resume.environment)  # type: ignore[attr-defined]
+    except BaseException:
+        environment.close()
+        raise
     return environment

@@ -87,12 +87,15 @@ def test_options_of_ones_own():
         environments.adopt(Reach, {"size": 3})
 
 
-def test_pictures():
+def test_pictures(monkeypatch):
     shown = environments.adopt(Reach).render(0)
     shown.recv()
     assert shown.frame().shape == (4, 6, 3)
+    source, closed = environments.adopt(lambda: Reach()), []
+    monkeypatch.setattr(Reach, "close", lambda self: closed.append(self))
     with pytest.raises(ValueError, match="Reach cannot be rendered: let its __init__ take render_mode='rgb_array'"):
-        environments.adopt(lambda: Reach()).render(0)
+        source.render(0)
+    assert len(closed) == 1
 
 
 def test_a_library_that_cannot_draw_is_one_line(monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 
 import podracer
 from podracer import cli
-from podracer.sebulba import actor_pool, learner_loop
+from podracer.sebulba import actor_factory, actor_pool, learner_loop
 from podracer.training import session
 from tests.support import harness, hosts
 
@@ -160,6 +160,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(which, named, tmp_path):
     environments = hosts.Steps()
     restored = podracer.load(tmp_path / "run", environment=environments)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(restored.learner.params))
+
+
+def test_an_environment_that_cannot_go_on_is_closed():
+    environment = mock.Mock(load=mock.Mock(side_effect=InjectedError("of another version")))
+    with pytest.raises(InjectedError):
+        actor_factory._load(lambda: environment, mock.Mock())
+    environment.close.assert_called_once_with()
 
 
 def test_a_learner_that_raises_ends_the_actors():
