@@ -261,7 +261,7 @@ def _single(agent: Any, environment: Any, settings: Mapping[str, Any]) -> Experi
     """The run of one member, resolved but not compiled."""
     names = {item.name for item in dataclasses.fields(RunConfig)}
     run = {name: value for name, value in settings.items() if name in names}
-    parts = {name: settings.get(name) for name in ("config", "env_options", "network", "optimizer")}
+    parts: dict[str, Any] = {name: settings.get(name) for name in ("config", "env_options", "network", "optimizer")}
     preset, protocol = settings.get("preset"), settings.get("protocol")
     if preset or protocol:
         given = presets.Settings(parts["config"] or {}, run, parts["env_options"] or {})

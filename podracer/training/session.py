@@ -77,62 +77,50 @@ class Session:
         self._notes = list(notes)
         self._is_new = False
         with contextlib.ExitStack() as opened:
-            self._open(opened, resume, log, progress, stop, init_from, began)
-            self._opened = opened.pop_all()
-
-    def _open(
-        self,
-        opened: contextlib.ExitStack,
-        resume: bool,
-        log: metrics.LogCallback | None,
-        progress: bool,
-        stop: StopSignal,
-        init_from: Result | None,
-        began: float,
-    ) -> None:
-        """Makes or restores the state, and opens files and the display, which `opened` closes."""
-        experiment, directory, processes = self._experiment, self._directory, self._processes
-        self._checkpoints: checkpoint.Checkpoints | None = None
-        if directory:
-            self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints, processes=processes)
-            opened.callback(self._checkpoints.close)
-        if not resume:
-            experiment.driver.prepare()
-        self._state = self._begin(resume, init_from)
-        # Process 0 writes and speaks for all; the others keep the same rows, but for `time/...`, of their own clocks.
-        self._callback = UserCallback(log if processes.is_first else None)
-        self._requests = StopRequests(stop, self._callback, processes)
-        start = position(self._state)
-        self._log = metrics.Log(directory, self._callback, start if resume else None, write=processes.is_first)
-        opened.callback(self._log.close)
-        self._notes += self._log.notes
-        # They decide what is evaluated and saved, and so what process 0 has read of them counts.
-        scores = processes.broadcast(
-            [(row["env_steps"], row["eval/return_mean"]) for row in self._log.rows if "eval/return_mean" in row]
-        )
-        now = least_env_steps(self._state)
-        self._best = Best(directory, scores, now, processes) if directory else None
-        if self._best:
-            opened.callback(self._best.close)
-        if self._best and (own := [score for steps, score in scores if steps == now]):
-            self._best.offer(now, max(own), only_learner(self._state))  # a run that was killed before it could
-        self._snapshots = None
-        if directory and experiment.environment.spec.num_players == 2:
-            self._snapshots = Snapshots(directory, experiment.run.total_steps, now, processes)
-            opened.callback(self._snapshots.close)
-        title, is_shown = f"{experiment.agent.name} {experiment.description['env']}", progress and processes.is_first
-        self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
-        opened.callback(self._display.close)
-        self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
-        self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
-        self._generations: Generations | Exchange | None = None
-        if experiment.pbt_dir:
-            self._generations = Exchange(experiment, directory, self._state, self._display.say)
-        elif experiment.pbt:
-            self._generations = Generations(experiment, directory, self._state, processes)
-        if self._generations:
-            opened.callback(self._generations.close)
-            self._training.hyper = self._generations.hyper
+            self._checkpoints: checkpoint.Checkpoints | None = None
+            if directory:
+                keep = experiment.run.keep_checkpoints
+                self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes)
+                opened.callback(self._checkpoints.close)
+            if not resume:
+                experiment.driver.prepare()
+            self._state = self._begin(resume, init_from)
+            # Process 0 writes and speaks for all; the others keep the same rows, but for `time/...` of their clocks.
+            self._callback = UserCallback(log if processes.is_first else None)
+            self._requests = StopRequests(stop, self._callback, processes)
+            start = position(self._state)
+            self._log = metrics.Log(directory, self._callback, start if resume else None, write=processes.is_first)
+            opened.callback(self._log.close)
+            self._notes += self._log.notes
+            # They decide what is evaluated and saved, and so what process 0 has read of them counts.
+            scores = processes.broadcast(
+                [(row["env_steps"], row["eval/return_mean"]) for row in self._log.rows if "eval/return_mean" in row]
+            )
+            now = least_env_steps(self._state)
+            self._best = Best(directory, scores, now, processes) if directory else None
+            if self._best:
+                opened.callback(self._best.close)
+            if self._best and (own := [score for steps, score in scores if steps == now]):
+                self._best.offer(now, max(own), only_learner(self._state))  # a run that was killed before it could
+            self._snapshots = None
+            if directory and experiment.environment.spec.num_players == 2:
+                self._snapshots = Snapshots(directory, experiment.run.total_steps, now, processes)
+                opened.callback(self._snapshots.close)
+            title = f"{experiment.agent.name} {experiment.description['env']}"
+            is_shown = progress and processes.is_first
+            self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
+            opened.callback(self._display.close)
+            self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
+            self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
+            self._generations: Generations | Exchange | None = None
+            if experiment.pbt_dir:
+                self._generations = Exchange(experiment, directory, self._state, self._display.say)
+            elif experiment.pbt:
+                self._generations = Generations(experiment, directory, self._state, processes)
+            if self._generations:
+                opened.callback(self._generations.close)
+                self._training.hyper = self._generations.hyper
+            self._opened = opened.pop_all()  # an error before has closed all
 
     def _begin(self, resume: bool, init_from: Result | None) -> RunState:
         """The state that this stretch begins with: a checkpoint's, or the driver's first one."""
