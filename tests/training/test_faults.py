@@ -72,7 +72,7 @@ def test_a_signal_in_every_phase(phase, undisturbed, tmp_path, monkeypatch):
 
 def test_a_signal_in_the_last_evaluation_keeps_the_checkpoint(tmp_path, monkeypatch):
     """It was written before, and is not written again."""
-    evaluate, deleted = evaluation.Evaluator._evaluate, []
+    evaluate, replaced = evaluation.Evaluator._evaluate, []
 
     def signalled(self, *arguments):
         if checkpoint.Checkpoints(tmp_path, read_only=True).steps()[-1:] == [final]:
@@ -83,11 +83,11 @@ def test_a_signal_in_the_last_evaluation_keeps_the_checkpoint(tmp_path, monkeypa
     final = train(tmp_path / "whole").summary["env_steps"]
     with monkeypatch.context() as patch:
         patch.setattr(evaluation.Evaluator, "_evaluate", signalled)
-        patch.setattr(checkpoint.Checkpoints, "delete", lambda self, step: deleted.append(step))
+        patch.setattr(checkpoint.Checkpoints, "replace", lambda self, step, state: replaced.append(step))
         with pytest.raises(podracer.Interrupted) as interrupted:
             train(tmp_path, keep_checkpoints=1)
     assert not interrupted.value.result.summary["complete"]
-    assert not deleted
+    assert not replaced
     assert train(tmp_path, keep_checkpoints=1).summary["complete"]
 
 
