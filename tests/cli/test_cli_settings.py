@@ -28,7 +28,7 @@ def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
     run(f"train dqn {game} --preset fast_dqn --agent.no-double --checkpoint-replay --env.no-episodic-life")
     asked = [{name: value for name, value in settings.items() if value is not None} for settings in asked]
     for settings in asked:
-        for name in ("run_dir", "resume", "progress", "seed", "hyper", "topology", "wrap"):
+        for name in ("run_dir", "resume", "progress", "seed", "hyper", "topology", "wrap", "trust"):
             del settings[name]
     none = {"config": {}, "env_options": {}}
     assert asked == [
