@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,15 +98,14 @@ def test_an_adapted_rate_goes_by_the_divergence() -> None:
     kls, target, rate = [0.0, 0.03, *[0.004] * 6, 0.012, 0.05, -1e-9, 0.001], 0.01, 2e-3
     learner = minibatches_learner(rate)
     adapt = lambda learner: minibatches.run(  # noqa: E731
-        lambda params, batch: (params["w"] * batch[0, 0], ({"policy/kl": batch[0, 1]}, ())),
+        lambda params, batch: (params["w"] * batch.row[0, 0], ({"policy/kl": batch.row[0, 1]}, ())),
         learner,
-        lambda units, weights: jnp.stack([jnp.ones(()), weights])[None],
+        lambda units, weights: OneRow(jnp.stack([jnp.ones(()), weights])[None]),
         jnp.zeros((len(kls), 1), jnp.int32),
         jnp.asarray(kls),
         optimizer=SGD,
         learning_rate=jnp.float32(rate),
         observation=jnp.zeros((1, 1, 1)),
-        split=lambda batch, groups: batch[None],
         target_kl=target,
     )
     after, metrics = harness.alone(adapt)(learner)
@@ -120,6 +119,13 @@ def test_an_adapted_rate_goes_by_the_divergence() -> None:
 
 
 SGD = PPOConfig(optimizer="sgd").make_optimizer(None)
+
+
+class OneRow(NamedTuple):
+    """A minibatch of a factor and a divergence, [1, 2]."""
+
+    row: jax.Array
+    core: Any = ()
 
 
 def minibatches_learner(rate: float) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+import envs_jax
 from podracer.errors import CheckpointError, TrainingDivergedError
 from podracer.run import checkpoint
 from podracer.run.checkpoint import Checkpoints
@@ -92,7 +93,8 @@ def test_whether_a_run_is_finished_is_said_by_process_0(sees, tmp_path, monkeypa
     for index in range(2):
         (tmp_path / str(index)).mkdir()
     (tmp_path / str(sees) / "summary.json").write_text(json.dumps(summary))
-    experiment = types.SimpleNamespace(run=types.SimpleNamespace(total_steps=8, eval_episodes=4))
+    run, environment = (types.SimpleNamespace(total_steps=8, eval_episodes=4), envs_jax.make("catch"))
+    experiment = types.SimpleNamespace(run=run, environment=environment)
 
     def stored(processes):
         return summaries.stored(tmp_path / str(processes.index), experiment, processes, env_steps=8)
