@@ -188,7 +188,13 @@ def variants() -> dict[str, Case]:
         "efficientzero.refresh": Case("efficientzero", config={"refresh_interval": 4, "reanalyse_group": 2}),
         "efficientzero.lars": Case(
             "efficientzero",
-            config={"optimizer": "clipped_lars", "lars_start": 4, "warmup_updates": 4, "search": "gumbel"},
+            config={
+                "optimizer": "clipped_lars",
+                "l2_cost": 5e-5,
+                "lars_start": 4,
+                "warmup_updates": 4,
+                "search": "gumbel",
+            },
         ),
     }
 

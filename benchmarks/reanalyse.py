@@ -96,7 +96,7 @@ def variants(B: int) -> dict[str, dict[str, Any]]:
         "large batch": {"batch_size": GROUP * B},
         "refreshing": {"refresh_interval": INTERVAL},
         "sgd": alone | {"optimizer": "sgd"},
-        "clipped lars": alone | {"optimizer": "clipped_lars", "lars_start": 0},
+        "clipped lars": alone | {"optimizer": "clipped_lars", "lars_start": 0, "l2_cost": 5e-5},
         "layer norm": alone | {"batch_size": 4 * B, "norm": "layer"},
         "batch norm": alone | {"batch_size": 4 * B, "norm": "batch"},
     }

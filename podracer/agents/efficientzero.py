@@ -82,7 +82,8 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
       final_scale: of the learning rate in updates after the last step, `final_updates` (paper: 0.1).
-      l2_cost: c of a loss c |params|^2, whose gradient is clipped with Clipped LARS alone (paper: 0.00005).
+      l2_cost: c of a loss c |params|^2, whose gradient joins the loss's after the clip by norm; Clipped LARS has 2 c as
+        its decay beta. 0, the default, is no decay, with Clipped LARS too (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
       max_grad_norm: clip by global norm, inf for none (paper: 5).
@@ -364,7 +365,8 @@ def _bins(config: EfficientZeroConfig) -> Bins:
 
 def _optimizer(config: EfficientZeroConfig, own: optimizers.Own | None = None) -> update.Optimizer:
     if own is None and config.optimizer == "clipped_lars":
-        return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
+        decay = 2.0 * config.l2_cost  # the gradient of c |params|^2
+        return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta, decay=decay)
     scheduled = config.warmup_updates > 0 or config.final_scale != 1.0
     remedy = "warmup_updates=0, final_scale=1" if scheduled else ""
     rule = optimizers.make(config.optimizer, momentum=0.9) if own is None else optimizers.of(own, remedy)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ class ClippedLARS(NamedTuple):
       eta: the largest step of an array by its norm.
       eta_vectors: of those with one dim: biases, and scales and offsets of norms.
       momentum: mu.
-      decay: beta.
+      decay: beta; 2 c for a loss c |w|^2.
     """
 
     late: Callable[[ArrayTree], Sequence[jax.Array]]

@@ -38,10 +38,11 @@ def test_clipped_lars_needs_heads_by_name() -> None:
         jax.eval_shape(agent.init, jax.random.key(0), harness.hyper(agent))
 
 
+@pytest.mark.parametrize("l2_cost", [0.0, 5e-4])
 @pytest.mark.parametrize("name", ["sgd", "clipped_lars"])
-def test_decay_is_behind_the_clip(name: Any) -> None:
+def test_decay_is_behind_the_clip(name: Any, l2_cost: float) -> None:
     """With a gradient of zero, the decay shrinks parameters by its full amount, and the norm is 0."""
-    config = EfficientZeroConfig(optimizer=name, l2_cost=5e-5)
+    config = EfficientZeroConfig(optimizer=name, l2_cost=l2_cost)
     rule = efficientzero._optimizer(config)
     params = {"params": {head: {"last": {"kernel": jnp.full((3, 3), 200.0)}} for head in ("policy", "prefix", "value")}}
     nothing, hyper = jax.tree.map(jnp.zeros_like, params), {"learning_rate": jnp.float32(0.5), "max_grad_norm": 1e-3}
@@ -50,7 +51,7 @@ def test_decay_is_behind_the_clip(name: Any) -> None:
     new, _, norm = rule.step(gradient, state, packed, learning_rate=hyper["learning_rate"], hyper=hyper)
     new = restore(new)
     assert float(norm) == 0.0
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - l2_cost) * y, rtol=1e-6), new, params)
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from podracer.bench import measure, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 from podracer.learning import gradients
-from podracer.learning.lars import ClippedLARS
 from podracer.search import prefix_models
 from tests.support import benchmarks
 
@@ -69,8 +68,8 @@ def test_arms_differ_in_what_they_are_named_for(monkeypatch):
         assert whole[0].replay_min_size == whole[1].replay_min_size
         assert whole[1].learning_rate_schedule == "constant", "as efficientzero"
         sgd, lars = (efficiency.config_of(name, f"large batch, {arm}") for arm in ("sgd", "clipped lars"))
-        assert 2 * sgd["l2_cost"] == ClippedLARS(lambda params: [], 0).decay
-        assert sgd.keys() - lars.keys() == {"l2_cost"}
+        assert sgd["l2_cost"] == lars["l2_cost"] > 0
+        assert sgd.keys() <= lars.keys()
 
 
 @pytest.mark.slow
