@@ -170,7 +170,7 @@ def variants() -> dict[str, Case]:
         ),
         "dqn.priorities": Case("dqn", config={"priority_exponent": 0.5, "n_step": 3}),
         "dqn.frames": Case("dqn", "pixel_catch", {"frame_stack": 2, "optimizer": "rmsprop"}),
-        "dqn.final": Case("dqn", run={"final_updates": 5}),
+        "dqn.final": Case("dqn", config={"final_rate": 0.5}, run={"final_updates": 5}),
         "dqn.lockstep": Case("dqn", run={"mode": "lockstep"}),
         "dqn.host": Case("dqn", config={"priority_exponent": 0.5}, run=one_by_one | {"replay_memory": "host"}),
         "dqn.envpool": Case("dqn", "envpool:CartPole-v1", run=one_by_one),

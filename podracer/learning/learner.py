@@ -165,7 +165,7 @@ def final_draws(agent: Agent, updates: int) -> int:
     """Counts the draws (`ReplaySpec.updates_per_draw`) of so many updates after the last step.
 
     Raises:
-      ValueError: where the agent cannot do them.
+      ValueError: where the agent cannot do them, or would learn nothing in them.
     """
     if not updates:
         return 0
@@ -173,6 +173,14 @@ def final_draws(agent: Agent, updates: int) -> int:
         raise ValueError(
             f"final_updates={updates}: {agent.name} learns from every rollout once, and has none after the last step; "
             "leave it out."
+        )
+    # `progress` stays 1 after the last step, where these schedules end.
+    schedule, final_rate = (getattr(agent.config, name, 0) for name in ("learning_rate_schedule", "final_rate"))
+    if schedule in ("linear", "cosine") and not final_rate:
+        raise ValueError(
+            f"final_updates={updates}: learning_rate_schedule={schedule!r} falls to 0 at the last step, after which "
+            "updates would learn nothing; use learning_rate_schedule='constant', or 'linear' with a final_rate above "
+            "0, such as 0.1."
         )
     G = agent.replay.updates_per_draw
     if updates % G:

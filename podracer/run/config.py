@@ -47,7 +47,8 @@ class RunConfig:
         before the run ends with an error; an evaluation is restarted as often.
       updates_per_call: of Sebulba, with agents that replay; updates between two looks at signals, a tenth of a second
         of them if None.
-      final_updates: with agents that replay; updates after the last step, without acting.
+      final_updates: with agents that replay; updates after the last step, without acting, at the learning rate that the
+        schedule ends with, which has to be above 0.
       replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.

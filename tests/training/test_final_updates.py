@@ -14,6 +14,7 @@ from tests.support import harness
 
 STEPS, FINAL = 160, 24
 DQN = {"hidden_sizes": (8,), "rollout_length": 8, "batch_size": 8, "replay_min_size": 40, "replay_capacity": 400}
+DQN |= {"learning_rate_schedule": "constant"}
 LOCKSTEP = {"arch": "sebulba", "mode": "lockstep", "updates_per_call": 4}
 
 
@@ -71,6 +72,8 @@ def test_they_survive_stops(driver, tmp_path):
         assert not part.summary["complete"]
         assert updates(podracer.load(tmp_path)) == updates(part), "also of the second stop"
         assert part.summary["env_steps"] == whole.summary["env_steps"]
+        pairs = zip(*(jax.tree.leaves(result.learner.params) for result in (part, whole)), strict=True)
+        assert all(np.any(before != after) for before, after in pairs), "something is learnt in them"
     done = train(run_dir=tmp_path, resume=True, **driver)
     assert done.summary["complete"]
     harness.assert_same(done.learner, whole.learner)
@@ -123,6 +126,10 @@ def test_nothing_is_learnt_of_nothing():
 def test_who_cannot():
     with pytest.raises(ValueError, match="final_updates=5: ppo learns from every rollout once"):
         podracer.train("ppo", "catch", final_updates=5)
+    for name, words in (("linear", "'linear' falls to 0 at the last step"), ("cosine", "'cosine' falls to 0")):
+        config = {"learning_rate_schedule": name}
+        with pytest.raises(ValueError, match=f"final_updates=5: learning_rate_schedule={words}"):
+            podracer.train("dqn", "catch", config=config, final_updates=5)
     config = {"reanalyse_group": 4, "target_interval": 4}
     with pytest.raises(ValueError, match="final_updates=6 is not a multiple of the 4 updates that are drawn at once"):
         podracer.train("efficientzero", "catch", config=config, final_updates=6)
