@@ -241,7 +241,7 @@ def evaluator(
 
     def evaluate(params: ArrayTree, observation: ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
         row = jax.tree.map(lambda x: x[None], observation)
-        zeros = jnp.zeros(row["to_play"].shape)
+        zeros = jnp.zeros(row["action_mask"].shape[:2])
         logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
         legal = nets.action_masks.legal(spec, observation)
         return nets.action_masks.lower(logits[0], legal), value[0], legal  # type: ignore[return-value]

@@ -63,7 +63,7 @@ def windows(n: int, seed: int = 0) -> Batch:
     discount = np.where(inside, -rows.discount, rows.discount)
     boards = rng.integers(0, 2, (1, B, 3, 3, 2), np.uint8)
     mask = np.ones((1, B, A), np.uint8)
-    observation = {"board": boards, "action_mask": mask, "to_play": np.zeros((1, B), np.int32)}
+    observation = {"board": boards, "action_mask": mask}  # all that is asked of games
     columns = (take(x, n + 2) for x in (rows.reward, discount, rows.first, rows.last))
     extras = {"policy": rng.dirichlet(np.ones(A), (n + 1, B)), "value": rng.normal(size=(n + 1, B))}
     extras = {name: x.astype(np.float32) for name, x in extras.items()}
