@@ -101,8 +101,14 @@ class Update:
           The member after it, the trajectory [T, num_envs], and the update's numbers.
 
         Raises:
-          ValueError: as in `init`.
+          ValueError: as in `init`, and for a learning rate where the agent's `target_kl` sets it.
         """
+        target_kl = getattr(self.shard.agent.config, "target_kl", None)
+        if target_kl is not None and "learning_rate" in (hyper or {}):
+            raise ValueError(
+                f"hyper has learning_rate, which target_kl={target_kl} sets in every update; use target_kl=None, or "
+                "give the first one to init."
+            )
         # Meta-gradients pass through `hyper` (Xu et al. 2018): it replaces the member's numbers for this update.
         own = member.learner.hyper
         member = member._replace(learner=member.learner._replace(hyper=self._with_numbers(own, hyper)))

@@ -84,6 +84,14 @@ def test_numbers_that_the_agent_does_not_have_are_refused() -> None:
         update.init(0, {"gamma": 0.9})
 
 
+def test_a_learning_rate_that_the_agent_sets_itself_is_refused() -> None:
+    agent = agent_of("ppo", target_kl=0.01, learning_rate_schedule="constant")
+    update = anakin.update(agent, COUNTING, num_envs=B)
+    member = jax.eval_shape(lambda: update.init(0, {"learning_rate": 1e-3}))
+    with pytest.raises(ValueError, match=r"hyper has learning_rate, which target_kl=0.01 sets in every update; use"):
+        update.step(member, 0.0, {"discount": 0.9, "learning_rate": 1e-3})
+
+
 def test_parameters_of_an_environment_without_them_are_refused() -> None:
     update = anakin.update(agent_of("vtrace"), COUNTING, num_envs=B)
     with pytest.raises(ValueError, match="parameters: counting takes none"):
