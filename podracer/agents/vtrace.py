@@ -45,6 +45,14 @@ from podracer.types import (
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
 RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
 
+UNUSED: dict[Correction, tuple[str, ...]] = {
+    "vtrace": (),
+    "one_step": ("rho_bar", "c_bar"),
+    "epsilon": ("rho_bar", "c_bar", "rho_bar_pg"),
+    "none": ("rho_bar", "c_bar", "rho_bar_pg"),
+}
+"""The tunable numbers that a correction does not learn by."""
+
 
 @dataclasses.dataclass(frozen=True)
 class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
@@ -227,7 +235,7 @@ def loss(
         "entropy": weights * entropies,
         "policy/entropy": valid(entropies),
         # As the value's targets are made of them: unclipped, one may be infinite while the loss is sound.
-        "policy/importance_ratio": valid(jnp.minimum(hyper["rho_bar"], ratios)),
+        "policy/importance_ratio": valid(jnp.minimum(hyper.get("rho_bar", config.rho_bar), ratios)),
         "value/mean": valid(values[:-1]),
     }
     sums = dict(zip(terms, collectives.local_sums(list(terms.values()))))
@@ -264,7 +272,8 @@ def make(
         **nets.frame_context(config.frame_stack),
     )
     functions = _VTrace(spec, config, network, rule, loss, distribution)
-    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
+    unused = UNUSED[config.correction]
+    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None, unused=unused)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

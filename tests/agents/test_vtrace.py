@@ -115,13 +115,14 @@ def compiled(config: VTraceConfig) -> Callable[..., Any]:
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("correction", ["vtrace", "one_step", "epsilon", "none"])
 def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> None:
-    config = VTraceConfig(correction=correction, loss_reduction=reduction)
+    config = VTraceConfig(correction=correction, loss_reduction=reduction, rho_bar=NUMBERS["rho_bar"])
+    used = {name: x for name, x in NUMBERS.items() if name in agents.vtrace.make(SPEC, config).hyper}
     logits, values, trajectory = trajectory_of()
     logits[2, :, 0] -= 16.0  # probabilities near 1e-6, where `epsilon` tells
     trajectory = trajectory._replace(actions=trajectory.actions.at[2].set(0))
     assert not trajectory.timesteps.first[2, 3]
     trajectory.extras["log_prob"] = trajectory.extras["log_prob"].at[1, 3].set(-200.0)  # a ratio beyond float32
-    (total, metrics), (by_logits, by_values, by_numbers) = compiled(config)(logits, values, trajectory, NUMBERS)
+    (total, metrics), (by_logits, by_values, by_numbers) = compiled(config)(logits, values, trajectory, used)
     expected = oracle(logits, values, trajectory, config, NUMBERS)
     np.testing.assert_allclose(total, expected["total"], rtol=1e-4)
     names = {
@@ -160,6 +161,7 @@ def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> N
             for d in (-width, width)
         )
         np.testing.assert_allclose(gradient, (high - low) / (2 * width), rtol=2e-2, atol=2e-2, err_msg=name)
+        assert gradient != 0, f"{name} is not used, and the agent says that it is"
     assert abs(float(by_numbers["discount"])) > 1e-2
     assert abs(float(by_numbers["trace_lambda"])) > 1e-3
 
