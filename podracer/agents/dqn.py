@@ -128,6 +128,11 @@ class DQNConfig(nets.NetworkConfig, OptimizerConfig, ResetConfig):
         super().__post_init__()
         if self.max_value is not None and not 0.0 < self.max_value < float("inf"):
             raise ValueError(f"max_value={self.max_value} must be finite and above 0, such as 10.0.")
+        if self.values == "mean":
+            configs.require_defaults(self, ("num_bins", "max_value"), 'is of distributions, not of values="mean"')
+        if not self.priority_exponent:
+            why = "corrects for priorities, of which there are none with priority_exponent=0"
+            configs.require_defaults(self, ("importance_exponent", "importance_exponent_final"), why)
 
 
 class Samples(NamedTuple):

@@ -254,7 +254,8 @@ def make(
     """The V-trace agent for an environment; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space, torso or network that does not fit the environment.
+      ValueError: for an action space, torso or network that does not fit the environment, or a number of another
+        optimiser.
     """
     distribution = distributions.for_space(spec.action_space)
     if config.popart and network is not None:
@@ -264,6 +265,8 @@ def make(
         )
     num_values = max(1, len(spec.tasks)) if config.popart else None
     network = config.actor_critic("vtrace", spec, network, num_values=num_values, init=config.init)
+    config.check_numbers(optimizer, ("rmsprop_decay",), ("rmsprop", "centred_rmsprop"))
+    config.check_numbers(optimizer, ("momentum",), ("rmsprop", "centred_rmsprop", "sgd"))
     rule = config.make_optimizer(optimizer, decay=config.rmsprop_decay, momentum=config.momentum)
     replay = ReplaySpec(
         capacity=-(-config.replay_capacity // config.rollout_length),

@@ -146,7 +146,7 @@ def make(
         (2019), which decays matrices alone; "muon" is Jordan et al.'s (2024), see `_muon`.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
-      b2: of Adam, RAdam and AdamW: the decay of their running mean of squares.
+      b2: of Adam, RAdam and AdamW, also for what Muon leaves to it: the decay of their running mean of squares.
       eps_root: added to Adam's second moment, under its square root. Above 0, gradients through a step are finite where
         the moment is 0.
       stacked: whether the first axis of every array numbers networks, so that AdamW and Muon take arrays of one more

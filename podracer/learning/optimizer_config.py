@@ -17,7 +17,8 @@ class OptimizerConfig:
       optimizer: see `podracer.learning.optimizer.make`; `make(..., optimizer=)` and `train(..., optimizer=)` take your
         own.
       optimizer_eps: its epsilon.
-      optimizer_b2: of "adam", "radam" and "adamw": the decay of the running mean of squared gradients.
+      optimizer_b2: of "adam", "radam", "adamw", and what "muon" leaves to AdamW: the decay of the running mean of
+        squared gradients.
       optimizer_eps_root: of "adam": added under its square root. Above 0, such as 1e-12, gradients through an update
         (`podracer.anakin.update`) are finite.
       weight_decay: of "adamw" and "muon": each step takes this share, times the learning rate, of every matrix.
@@ -41,6 +42,21 @@ class OptimizerConfig:
         if getattr(self, "max_grad_norm", 0.0) is None:
             object.__setattr__(self, "max_grad_norm", float("inf"))
 
+    def check_numbers(self, own: optimizer.Own | None, names: tuple[str, ...], owners: tuple[str, ...]) -> None:
+        """Checks that numbers of some optimisers have their defaults where another one is used.
+
+        Args:
+          own: the user's.
+          names: of the fields.
+          owners: values of `optimizer` that use them.
+
+        Raises:
+          ValueError: for another value.
+        """
+        if own is not None or self.optimizer not in owners:
+            other = f"optimizer={self.optimizer!r}" if own is None else "an optimizer= of your own"
+            configs.require_defaults(self, names, f"is of {', '.join(owners)}, not of {other}")
+
     def make_optimizer(
         self,
         own: optimizer.Own | None,
@@ -60,8 +76,7 @@ class OptimizerConfig:
           others: further arguments of `optimizer.make`.
 
         Raises:
-          ValueError: for a `final_rate` of another schedule than "linear", or an `optimizer_eps_root` that the config's
-            optimiser does not have.
+          ValueError: for a `final_rate` of another schedule than "linear", or a number of another optimiser.
           OptimizerError: where the user's has a rate of its own, and the config a schedule or factors of the rate.
         """
         if self.final_rate and self.learning_rate_schedule != "linear":
@@ -69,6 +84,8 @@ class OptimizerConfig:
                 f"final_rate={self.final_rate} is of learning_rate_schedule='linear', not "
                 f"{self.learning_rate_schedule!r}; use 0.0."
             )
+        self.check_numbers(own, ("optimizer_b2",), ("adam", "radam", "adamw", "muon"))
+        self.check_numbers(own, ("optimizer_eps_root",), ("adam",))
         if own is None:
             numbers = {"b2": self.optimizer_b2, "eps_root": self.optimizer_eps_root}
             return optimizer.make(name or self.optimizer, **numbers, **others)._replace(l2_cost=l2_cost)

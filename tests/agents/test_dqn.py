@@ -20,8 +20,6 @@ SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, K = 4, 5
 SMALL: dict[str, Any] = {
     "hidden_sizes": (8,),
-    "num_bins": K,
-    "max_value": 3.0,
     "replay_ratio": 16.0,
     "target_interval": 3,
     "max_error": 1.0,
@@ -31,7 +29,8 @@ ROWS, LANES = 12, 6
 
 @functools.cache
 def made(**overrides: Any) -> Agent:
-    return agents.dqn.make(SPEC, DQNConfig(**(SMALL | overrides)))
+    distribution = {"num_bins": K, "max_value": 3.0} if overrides.get("values", "mean") != "mean" else {}
+    return agents.dqn.make(SPEC, DQNConfig(**(SMALL | distribution | overrides)))
 
 
 def network_of(agent: Agent) -> nets.Network:
@@ -385,6 +384,10 @@ def test_the_replay_is_what_the_settings_say() -> None:
     [
         ({"replay_capacity": 100}, "replay_min_size=1000 must be at most replay_capacity=100"),
         ({"max_value": float("inf")}, "max_value=inf must be finite"),
+        ({"max_value": 10.0}, 'max_value=10.0 is of distributions, not of values="mean"; leave it out.'),
+        ({"num_bins": 50}, 'num_bins=50 is of distributions, not of values="mean"; leave it out.'),
+        ({"importance_exponent": 0.5}, "importance_exponent=0.5 corrects for priorities, of which there are none with"),
+        ({"importance_exponent_final": 0.5}, "importance_exponent_final=0.5 corrects for priorities"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -64,9 +64,8 @@ DQN: dict[str, Any] = {
     "n_step": 2,
     "learning_rate": 1e-2,
     "epsilon_final": 0.3,
-    "num_bins": 31,
-    "max_value": 6.0,
 }
+BINS: dict[str, Any] = {"num_bins": 31, "max_value": 6.0}
 
 
 PQN: dict[str, Any] = {
@@ -180,7 +179,7 @@ def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None
 @functools.cache
 def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
     """Action values [N, A] of observations [N, ...], and the members' learner states."""
-    values = value_distributions.make(kind, max_error=1.0, num_bins=DQN["num_bins"], max_value=DQN["max_value"])
+    values = value_distributions.make(kind, max_error=1.0, **BINS)
     network = nets.make_q(
         environment.spec, hidden_sizes=(16,), activation="tanh", head_size=0, dueling=False, num_bins=values.size
     )
@@ -189,7 +188,8 @@ def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
         outputs = network.apply(params, inputs(observation), ())[0][0]
         return values.mean(outputs.reshape(len(observation), -1, values.size))
 
-    agent = agents.dqn.make(environment.spec, DQNConfig(**DQN, values=kind), network)
+    distribution = {} if kind == "mean" else BINS
+    agent = agents.dqn.make(environment.spec, DQNConfig(**DQN, **distribution, values=kind), network)
     return jax.jit(apply), trained(agent, environment)
 
 

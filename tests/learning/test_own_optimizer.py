@@ -180,6 +180,31 @@ def test_a_rate_of_its_own_follows_no_schedule() -> None:
         configs.population_hyper(agent.config, 2, {"weight_decay": [0.0, 0.1]}, agent.hyper)
 
 
+def test_numbers_of_another_optimizer_are_refused() -> None:
+    def message(settings: dict[str, Any], own: Any = None, module: Any = agents.ppo, config: Any = PPOConfig) -> str:
+        with pytest.raises(ValueError, match="leave it out") as error:
+            module.make(SPEC, config(hidden_sizes=(4,), **settings), optimizer=own)
+        return str(error.value)
+
+    for name in ("sgd", "rmsprop", "centred_rmsprop"):
+        assert message({"optimizer": name, "optimizer_b2": 0.9}) == (
+            f"optimizer_b2=0.9 is of adam, radam, adamw, muon, not of optimizer={name!r}; leave it out."
+        )
+    assert "optimizer_b2=0.9 is of adam, radam, adamw, muon, not of an optimizer= of your own" in message(
+        {"optimizer_b2": 0.9}, optax.adam
+    )
+    assert "optimizer_eps_root=1e-12 is of adam, not of an optimizer=" in message(
+        {"optimizer_eps_root": 1e-12}, optax.adam
+    )
+    impala = {"module": agents.vtrace, "config": agents.VTraceConfig}
+    for name, own in (("adam", None), ("rmsprop", optax.sgd)):
+        words = message({"optimizer": name, "momentum": 0.9}, own, **impala)
+        assert words.startswith("momentum=0.9 is of rmsprop, centred_rmsprop, sgd, not of ")
+    assert "rmsprop_decay=0.9 is of rmsprop" in message({"optimizer": "sgd", "rmsprop_decay": 0.9}, **impala)
+    agents.vtrace.make(SPEC, agents.VTraceConfig(hidden_sizes=(4,), optimizer="sgd", momentum=0.9))
+    ppo(None, optimizer="muon", optimizer_b2=0.9)
+
+
 def test_the_old_name_names_the_new_one() -> None:
     for name in ("learning_rate_decay", "anneal_lr"):
         with pytest.raises(ValueError, match=r"did you mean 'learning_rate_schedule', 'linear' for True and"):
