@@ -160,7 +160,12 @@ class Environment(Protocol):
         ...
 
     def step(self, state: Any, action: ArrayTree, key: jax.Array) -> tuple[Any, Transition]:
-        """Makes one transition. The driver never steps a state that is `last`; it resets it."""
+        """Makes one transition.
+
+        A state that is `last` is stepped too, for all lanes go together, and a fresh state takes the place of the
+        result. Such a step must not fail, and its numbers do not matter; but a gradient through it
+        (`podracer.anakin.update`) may be NaN where it divides by zero.
+        """
         ...
 
     def observe(self, state: Any) -> ArrayTree:
