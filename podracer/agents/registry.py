@@ -60,7 +60,7 @@ def make_agent(
 def unknown(agent: str) -> str:
     """Says that no agent has a name, and what to use."""
     if agent in PRESETS:
-        return f"unknown agent {agent!r}; use {PRESETS[agent]} with --preset {agent}."
+        return f"unknown agent {agent!r}; use {PRESETS[agent]} with --preset {agent}, or preset={agent!r} in Python."
     return f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,9 @@ from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
 BUSY_ROWS = 100_000
 """Rows of an update on one device that keep an accelerator busy."""
+
+MOST_LANES = 16_384
+"""Lanes up to which more of them cost an accelerator little."""
 
 BUSY_LANES = 128
 """Lanes of a CPU device from which it is worth while to have several (docs/adr/0045)."""
@@ -71,11 +75,13 @@ class Anakin:
         return list(self._layout.mesh.devices.flat)
 
     def describe(self) -> str:
-        platform, lanes = self.devices[0].platform, self._layout.num_envs * self._layout.population
-        hint = _too_small(platform, self._rows_on_a_device) or _idle_cores(
-            platform, len(self.devices), lanes, self._replays
-        )
-        return self._layout.describe() + hint
+        platform, layout = self.devices[0].platform, self._layout
+        # Replayed batches are small: more lanes do not make an update larger, and devices would wait for each other
+        # after each.
+        hint = "" if self._replays else _too_small(platform, self._rows_on_a_device, layout.num_envs)
+        if not self._replays and len(self.devices) == 1:
+            hint += _idle_cores(platform, layout.num_envs, layout.population, layout.num_shards)
+        return layout.describe() + hint
 
     @property
     def _rows_on_a_device(self) -> int:
@@ -178,18 +184,28 @@ def _floats(row: TimeStep) -> list[np.ndarray]:
     return [x for x in jax.tree.leaves(row.observation) if x.dtype.kind == "f"]
 
 
-def _too_small(platform: str, rows: int) -> str:
-    """Returns a hint if an accelerator would spend its time launching kernels, whatever `num_envs` is; else ""."""
-    if platform == "cpu" or rows >= BUSY_ROWS:
+def _too_small(platform: str, rows: int, num_envs: int) -> str:
+    """Returns a hint if an accelerator would spend its time launching kernels, and has fewer lanes than it could; else
+    ""."""
+    if platform == "cpu" or rows >= BUSY_ROWS or num_envs >= MOST_LANES:
         return ""
-    return f"; {rows:,} rows an update leave it idle most of the time: num_envs of 2,048 to 16,384 cost little more"
+    advice = f"num_envs of 2,048 to {MOST_LANES:,} cost little more"
+    return f"; {rows:,} rows an update leave it idle most of the time: {advice}"
 
 
-def _idle_cores(platform: str, devices: int, lanes: int, replays: bool) -> str:
+def _idle_cores(platform: str, num_envs: int, population: int, num_shards: int) -> str:
     """Returns a hint if a single CPU device leaves cores idle that more devices would use; else ""."""
     cores = machine.num_cores()
-    better = min(cores, lanes // BUSY_LANES)
-    # Replayed batches are small, and devices would wait for each other after each.
-    if platform != "cpu" or devices > 1 or better < 2 or replays:
+    if platform != "cpu":
+        return ""
+
+    def divides(devices: int) -> bool:
+        # As `topology.make` has it: one shard is one for each device of a member.
+        of_member = devices // math.gcd(population, devices)
+        return (num_envs if num_shards == 1 else num_shards) % of_member == 0
+
+    most = min(cores, num_envs * population // BUSY_LANES)
+    better = max(filter(divides, range(2, most + 1)), default=0)
+    if not better:
         return ""
     return f"; one CPU device keeps about one of {cores} cores busy: JAX_NUM_CPU_DEVICES={better} makes {better}"

@@ -77,6 +77,7 @@ def when_due(
     due = (learner.num_updates % interval == 0) & (to_come >= interval)
     # Of the multiples of the interval so far, the one within the last interval had none.
     skipped = (to_come + updates - number.astype(jnp.float32) * interval < interval) & (number > 0)
+    # After the last step nothing says how many updates were before it, and multiples are counted on.
     count = (number - skipped.astype(jnp.int32)).astype(jnp.float32)
     return lax.cond(due, reset, lambda learner: learner, learner), {"reset/count": count}
 

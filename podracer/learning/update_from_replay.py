@@ -36,7 +36,11 @@ def make(agent: Agent, buffer: Buffer) -> Steps:
     """
     spec, G = buffer.spec, buffer.spec.updates_per_draw
     if spec.batch_size % buffer.num_shards:
-        raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {buffer.num_shards} shards.")
+        above = -(-spec.batch_size // buffer.num_shards) * buffer.num_shards
+        raise ValueError(
+            f"batch_size={spec.batch_size} is not divisible by the {buffer.num_shards} shards; use {above}, or another "
+            "multiple, or fewer shards."
+        )
     if spec.refresh_interval % G:
         raise ValueError(
             f"refresh_interval={spec.refresh_interval} is not a multiple of the {G} updates that are drawn at once."
@@ -44,9 +48,13 @@ def make(agent: Agent, buffer: Buffer) -> Steps:
     starts = buffer.shape.lanes * buffer.num_shards * buffer.shape.starts_per_rollout
     ratio = fractions.Fraction(spec.ratio).limit_denominator(10_000)
     if ratio <= 0:
+        named = getattr(agent.config, "replay_ratio", 0.0)
+        # R2D2's setting is of rows, and the replay's number of sequences.
+        per_sequence = named / spec.ratio if named and spec.ratio else 0.0
+        where = f"replay_ratio={named:g}" if per_sequence else f"ReplaySpec.ratio={spec.ratio:g}"
         raise ValueError(
-            f"{agent.name} would never learn: it samples {spec.ratio:g} sequences per sequence added; use 0.0001 or "
-            "more."
+            f"{where}: {agent.name} would never learn, with {spec.ratio:g} sequences sampled per sequence added; use "
+            f"{0.0001 * (per_sequence or 1.0):g} or more."
         )
     steps = _SampleSteps(
         agent,

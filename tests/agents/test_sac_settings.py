@@ -130,7 +130,9 @@ def test_td3_is_a_preset() -> None:
         lambda: make_agent("td3", None),  # type: ignore[arg-type]
         lambda: presets.merge("td3", "pendulum", "td3", None, presets.Settings()),
     ):
-        with pytest.raises(ValueError, match="^unknown agent 'td3'; use sac with --preset td3.$"):
+        with pytest.raises(
+            ValueError, match="^unknown agent 'td3'; use sac with --preset td3, or preset='td3' in Python.$"
+        ):
             call()
     task = {"learning_rate": 1e-3, "replay_min_size": 1_000, "hidden_sizes": (64, 64)}
     found = presets.merge("sac", "gymnasium:Pendulum-v1", "td3", None, presets.Settings({"tau": 0.5}))

@@ -26,7 +26,7 @@ from tests.support.shell import TRAIN, complaint
             "unknown agent 'vtrac'; did you mean 'vtrace' or 'sac'? known: alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, sac, vtrace.",
         ),
         ("train PPO catch", "unknown agent 'PPO'; did you mean 'ppo'?"),
-        ("train td3 pendulum", "unknown agent 'td3'; use sac with --preset td3."),
+        ("train td3 pendulum", "unknown agent 'td3'; use sac with --preset td3, or preset='td3' in Python."),
         ("train PPO", "unknown agent 'PPO'; did you mean 'ppo'?"),
         ("train catch ppo --seed 1", "unknown agent 'catch'; did you mean: podracer train ppo catch?"),
         ("train vtrace cach", "unknown environment 'cach'; did you mean 'catch'?"),

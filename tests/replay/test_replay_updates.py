@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, replay
+from podracer import agents, replay, spaces
 from podracer.learning import learner
+from podracer.types import EnvSpec
 from tests.support import harness, tiers
 from tests.support.small_replay import GROUPS, SQUARE, B, Streams, T, spec_of
 
@@ -66,8 +67,17 @@ def test_a_ratio_that_never_learns_is_refused():
         with pytest.raises(ValueError, match=f"{config.__name__}.replay_ratio=0.0: must be at least 0.0001"):
             config(replay_ratio=0.0)
     for ratio in (0.0, 32 / 1e6):
-        with pytest.raises(ValueError, match="learns would never learn: it samples .* sequences per sequence added"):
+        with pytest.raises(
+            ValueError,
+            match=r"^ReplaySpec.ratio=.*: learns would never learn, with .* per sequence added; use 0.0001 or",
+        ):
             learner.make(Learns(spec_of(ratio=ratio)), SQUARE, lanes=B, groups=GROUPS, num_shards=1)
+    config = agents.R2D2Config(replay_ratio=4e-4, trace_length=80, rollout_length=8, burn_in=8, hidden_sizes=(4,))
+    spec = EnvSpec("seen", spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2))
+    with pytest.raises(
+        ValueError, match=r"^replay_ratio=0.0004: r2d2 would never learn, with 4e-05 sequences .*; use 0.001 or more"
+    ):
+        learner.make(agents.r2d2.make(spec, config), jnp.zeros(2), lanes=8, groups=1, num_shards=1)
 
 
 def test_old_rollouts_join_new_ones():
@@ -108,7 +118,7 @@ def test_old_rollouts_join_new_ones():
 def test_a_rollout_must_fit_into_a_sequence():
     with pytest.raises(ValueError, match="lower rollout_length to 3 or less"):
         replay.make(spec_of(length=4), SQUARE, rollout_length=4, lanes=1, groups=1, num_shards=1)
-    with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 shards"):
+    with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 shards; use 9, or another multiple"):
         learner.make(Learns(spec_of()), SQUARE, lanes=1, groups=1, num_shards=3)
 
 

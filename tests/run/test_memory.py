@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import topology
 from podracer.anakin import runner
 from podracer.anakin.driver import Anakin, _idle_cores, _too_small
 from podracer.learning import learner
@@ -90,16 +91,36 @@ def test_what_happens_later_is_explained_too():
 
 
 def test_few_rows_on_an_accelerator():
-    assert "4,096 rows an update leave it idle" in _too_small("gpu", 4096)
-    assert "num_envs of 2,048 to 16,384" in _too_small("tpu", 99_999)
-    assert _too_small("gpu", 100_000) == _too_small("cpu", 10) == ""
+    assert "4,096 rows an update leave it idle" in _too_small("gpu", 4096, 64)
+    assert "num_envs of 2,048 to 16,384" in _too_small("tpu", 99_999, 16_383)
+    assert _too_small("gpu", 100_000, 64) == _too_small("cpu", 10, 64) == _too_small("gpu", 99_999, 16_384) == ""
+
+
+def test_agents_that_replay_have_no_hint():
+    layout = topology.make(num_envs=64, envs_per_device=64, devices=jax.devices()[:1])
+    run = types.SimpleNamespace(devices=[Accelerator()], _layout=layout, _rows_on_a_device=512, _replays=False)
+    assert "512 rows an update leave it idle" in Anakin.describe(run)
+    run._replays = True
+    assert Anakin.describe(run) == layout.describe()
 
 
 def test_idle_cores_of_a_cpu(monkeypatch):
     monkeypatch.setattr(machine, "num_cores", lambda: 16)
-    assert "about one of 16 cores busy: JAX_NUM_CPU_DEVICES=2 makes 2" in _idle_cores("cpu", 1, 256, False)
-    assert "JAX_NUM_CPU_DEVICES=16 makes 16" in _idle_cores("cpu", 1, 4096, False)
-    for case in (("cpu", 1, 255, False), ("gpu", 1, 256, False), ("cpu", 2, 256, False), ("cpu", 1, 256, True)):
-        assert _idle_cores(*case) == ""
+    assert "about one of 16 cores busy: JAX_NUM_CPU_DEVICES=2 makes 2" in _idle_cores("cpu", 256, 1, 1)
+    assert "JAX_NUM_CPU_DEVICES=16 makes 16" in _idle_cores("cpu", 4096, 1, 1)
+    # A number of devices that divides the lanes, or the shards.
+    for case, better in (((1000, 1, 1), 5), ((4092, 1, 6), 6), ((257, 7, 1), 7), ((2048, 3, 4), 12)):
+        assert f"JAX_NUM_CPU_DEVICES={better} makes {better}" in _idle_cores("cpu", *case)
+        num_envs, population, num_shards = case
+        topology.make(
+            num_envs=num_envs,
+            envs_per_device=1,
+            num_shards=num_shards if num_shards > 1 else None,
+            population=population,
+            devices=list(range(better)),
+        )
+    for case in ((255, 1, 1), (257, 1, 1)):
+        assert _idle_cores("cpu", *case) == ""
+    assert _idle_cores("gpu", 256, 1, 1) == ""
     monkeypatch.setattr(machine, "num_cores", lambda: 1)
-    assert _idle_cores("cpu", 1, 256, False) == ""
+    assert _idle_cores("cpu", 256, 1, 1) == ""
