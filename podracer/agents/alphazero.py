@@ -39,8 +39,9 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class AlphaZeroConfig(search.Settings, OptimizerConfig):
-    """The agent's settings, beside those of `search.Settings`. Paper values are those of Silver et al. 2018,
-    unless they say else.
+    """The agent's settings, beside those of `search.Settings` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of Silver et al. 2018, unless they say
+    else.
 
     Attributes:
       envs_per_device: games at a time per device when `num_envs` is not given (paper: 5,000 actors).

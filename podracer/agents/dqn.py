@@ -77,8 +77,8 @@ class DQNConfig(nets.NetworkConfig, OptimizerConfig, ResetConfig):
       values: "mean", or the distribution of returns: "categorical" or "quantile".
       num_bins: numbers of a distribution, its atoms or its quantiles (C51: 51; QR-DQN: 200).
       max_value: the largest return that a categorical distribution knows, the least being -max_value (C51: 10). None
-        for 1 / (1 - discount), the largest return of rewards in [-1, 1], by the config's discount even if others are
-        tuned.
+        for 1 / (1 - discount), the largest return of rewards in [-1, 1], at most 1,000, by the config's discount even
+        if others are tuned.
       noise: sigma_0 of noisy layers in the heads, 0 for none (Fortunato et al.: 0.5; Rainbow: 0.5, or 0.1).
       priority_exponent: alpha, 0 to replay all alike (Rainbow: 0.5).
       importance_exponent: beta in the beginning (Rainbow: 0.4).

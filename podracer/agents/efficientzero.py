@@ -52,14 +52,14 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: the smallest range of values in a tree that puct scales to [0, 1] (paper: 0.01).
+      least_range: the smallest range of a node's values that puct, and gumbel's sigma, scale to [0, 1] (paper: 0.01).
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       horizon: H, steps after which a prefix begins anew (paper: 5); 1 predicts every reward.
       n_step: n, rewards in a value's target at most (paper: 5).
       correction_interval: transitions of age by which targets have a reward less, 0 for never (paper: 0.3 of the run).
       discount: gamma (paper: 0.997^4).
       max_value: the largest value or prefix that can be told apart from larger ones. None for the largest of rewards in
-        [-1, 1], 1 / (1 - discount) or H, by the discount of the config even where others are tuned.
+        [-1, 1], 1 / (1 - discount), at most 1,000, or H, by the discount of the config even where others are tuned.
       value_cost: weight of the value's loss (paper: 0.25).
       consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.

@@ -49,13 +49,14 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class MuZeroConfig(search.Settings, world_models.Sizes, OptimizerConfig):
-    """The agent's settings, beside those of `search.Settings` and `world_models.Sizes`. Paper values
-    are those of Schrittwieser et al. 2020 for Atari, unless they say else.
+    """The agent's settings, beside those of `search.Settings`, `world_models.Sizes` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of Schrittwieser et al. 2020 for Atari,
+    unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: the smallest range of a node's action values that puct scales to [0, 1].
+      least_range: the smallest range of a node's values that puct, and gumbel's sigma, scale to [0, 1].
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       n_step: n, rewards in a value's target (paper: 10; appendix H: 5). More, such as 50, suits late effects.
       absorbing: True to learn rewards and values of 0 after a termination, under random actions (paper: absorbing

@@ -23,7 +23,8 @@ class LearnerState(NamedTuple):
       params: the network's parameters.
       opt_state: the optimiser's state.
       hyper: the tunable numbers as float32 scalars, by name; a population varies them.
-      num_updates: int32 []; calls of `learn` so far; published as the policy version.
+      num_updates: int32 []; updates so far: calls of `learn`, or all updates of a call that makes several, as SAC's
+        with `policy_interval`; published as the policy version.
       aux: further state of an agent (normalisation statistics, a target network), or ().
     """
 
@@ -214,6 +215,9 @@ class LossFn(Protocol):
     ) -> tuple[jax.Array, Metrics]:
         """Computes the loss whose gradient by `params` `learn` takes, over all lanes at once.
 
+        With V-trace's `popart`, `learn` first moves the statistics and the value head by the trajectory, and takes the
+        gradient there.
+
         Its value is no return, and its differences are not its gradient: targets, advantages and ratios are constants.
 
         Args:
@@ -263,7 +267,7 @@ class Agent(NamedTuple):
 
     Attributes:
       name: the agent's name, for run directories and messages.
-      config: the agent's frozen config; the driver reads `num_envs`, `rollout_length` from it.
+      config: the agent's frozen config; the drivers read `envs_per_device` and `rollout_length` from it.
       init: makes the learner's first state.
       actor_params: takes the parameters for acting.
       start: the agent's per-lane memory before an episode.
