@@ -13,11 +13,6 @@ from jax import lax
 from podracer.types import ArrayTree, Trajectory
 
 
-def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
-    """Returns row T of the time steps, [1, B]."""
-    return jax.tree.map(lambda x: x[-1:], trajectory.timesteps)
-
-
 def row_of_lanes(rows: ArrayTree, number: jax.Array, n: int) -> ArrayTree:
     """Returns row `number` of each lane, int32 [B] from 1 to n, of rows [n + 1, B, ...]: [1, B, ...]."""
 

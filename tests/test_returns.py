@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import nets, returns, topology, trajectories
+from podracer import nets, returns, topology
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.topology import collectives
 from tests.support import counting, harness, oracles
@@ -298,9 +298,6 @@ def test_transitions_are_aligned() -> None:
     np.testing.assert_array_equal(step.reward, rows[1:])
     np.testing.assert_array_equal(step.mask, rows[1:] == rows[:-1] + 1)
     np.testing.assert_array_equal(step.discount, trajectory.timesteps.discount[1:])
-    last = trajectories.bootstrap_row(jax.tree.map(jnp.asarray, trajectory))
-    np.testing.assert_array_equal(last.observation, trajectory.timesteps.observation[-1:])
-    assert last.reward.shape == (1, 3)
 
 
 def test_discounted_sum() -> None:

@@ -332,7 +332,6 @@ class _PPO(base.PolicyFunctions):
             learning_rate=rate,
             observation=samples.inputs.observation,
             num_rows=samples.value.shape[0],
-            split=minibatches.split,
             target_kl=config.target_kl,
         )
         rate = () if config.target_kl is None else metrics["grad/learning_rate"]

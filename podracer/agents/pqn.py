@@ -204,7 +204,6 @@ class _PQN(base.Functions):
             learning_rate=self.learning_rate(learner, progress),
             observation=trajectory.timesteps.observation,
             num_rows=samples.weight.shape[0],
-            split=minibatches.split,
         )
 
     def _samples(self, learner: LearnerState, trajectory: Trajectory) -> Samples:

@@ -76,9 +76,9 @@ def start_step(program: Program, state: RunState | None = None, finish: bool = F
     return Compiling(step, started("finish", program.finish) if finish and program.finish else None)
 
 
-def compile_step(program: Program, state: RunState, finish: bool = False) -> Compiled:
-    """Traces and compiles a program's step for a state, and its `finish` if asked for."""
-    return start_step(program, state, finish).result()
+def compile_step(program: Program, state: RunState) -> Compiled:
+    """Traces and compiles a program's step for a state."""
+    return start_step(program, state).result()
 
 
 def run(

@@ -175,8 +175,9 @@ def final_draws(agent: Agent, updates: int) -> int:
             "leave it out."
         )
     # `progress` stays 1 after the last step, where these schedules end.
-    schedule, final_rate = (getattr(agent.config, name, 0) for name in ("learning_rate_schedule", "final_rate"))
-    if schedule in ("linear", "cosine") and not final_rate:
+    names = ("learning_rate_schedule", "final_rate", "learning_rate_warmup")
+    schedule, final_rate, warmup = (getattr(agent.config, name, 0) for name in names)
+    if schedule in ("linear", "cosine") and not final_rate and warmup < 1:
         raise ValueError(
             f"final_updates={updates}: learning_rate_schedule={schedule!r} falls to 0 at the last step, after which "
             "updates would learn nothing; use learning_rate_schedule='constant', or 'linear' with a final_rate above "

@@ -58,7 +58,6 @@ def run(
     learning_rate: jax.Array | None,
     observation: ArrayTree,
     num_rows: int = 1,
-    split: Callable[[Any, int], Any] = trajectories.split_batch,
     target_kl: float | None = None,
 ) -> tuple[LearnerState, Metrics]:
     """Takes a gradient step on each minibatch in turn, under `collectives.DATA_AXES`; all of them are one update.
@@ -68,7 +67,7 @@ def run(
     Args:
       loss: of some units, without outputs; the sum over all units of a minibatch, of all shards, is its loss.
       learner: the state before.
-      take: `(units int32 [n], weights) -> minibatch`.
+      take: `(units int32 [n], weights) -> minibatch`, a named tuple as `split` takes it.
       order: int32 [M, n]; from `minibatches`.
       weights: a tree of [M, ...], given to `take`. They are computed for all minibatches at once, so that within the
         loop the gradient is all that devices have to agree on.
@@ -76,7 +75,6 @@ def run(
       learning_rate: float32 [], or None (see `update.learning_rate`).
       observation: [T, B, ...]; an example of the network's input, for its shape.
       num_rows: T, rows of a unit.
-      split: `(minibatch, number of groups) -> minibatch`, with a leading dim [number of groups].
       target_kl: of the loss's metric `policy/kl`, by which `adapted_rate` changes the learning rate, or None.
 
     Returns:

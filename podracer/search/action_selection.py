@@ -42,7 +42,7 @@ class SelectionInputs(NamedTuple):
     """The inputs of selection besides the node.
 
     Attributes:
-      noise: float32 [N, A]; added to the scores of the root, and with PUCT, where it breaks ties, to those of every node.
+      noise: float32 [N, A]; added to the scores of the root, and with PUCT, where it breaks ties, of every node.
       target_visits: int32 [N, S]; `considered_visits` of each root (Gumbel), else ().
     """
 

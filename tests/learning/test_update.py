@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -119,6 +119,14 @@ def test_an_optimiser_with_a_rate_of_its_own_has_none_of_the_agent() -> None:
     assert update.rate_metric(None) == {}
 
 
+class Units(NamedTuple):
+    """Units of one row each."""
+
+    x: jax.Array
+    weight: jax.Array
+    core: tuple[()] = ()
+
+
 @pytest.mark.parametrize("rows_in_cache", [2700, 2])
 def test_minibatches_are_steps_one_after_the_other(rows_in_cache: int) -> None:
     """Against the same steps written out; metrics are means over minibatches, whatever the order of their names."""
@@ -126,13 +134,13 @@ def test_minibatches_are_steps_one_after_the_other(rows_in_cache: int) -> None:
     order = minibatches.minibatches(KEY, B, 2, 3)
     weights = jnp.arange(6, dtype=jnp.float32)
 
-    def weighted(params: Any, minibatch: Any) -> Any:
-        x, weight = minibatch
-        square = jnp.sum(weight[:, None] * jnp.square(x - params["b"][None]))
+    def weighted(params: Any, minibatch: Units) -> Any:
+        x, weight, _ = minibatch
+        square = jnp.sum(weight[..., None] * jnp.square(x - params["b"][None, None]))
         return square, ({"z": square, "a": jnp.sum(weight)}, ())
 
     def run(learner: LearnerState, x: jax.Array) -> Any:
-        take = lambda units, weight: (x[units], jnp.broadcast_to(weight, units.shape))  # noqa: E731
+        take = lambda units, weight: Units(x[None, units], jnp.broadcast_to(weight, (1, *units.shape)))  # noqa: E731
         how = {"optimizer": SGD, "learning_rate": jnp.float32(0.01), "observation": x[None]}
         return minibatches.run(weighted, learner, take, order, weights, **how)
 
