@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podracer.learning.optimizer import clipping
 from podracer.types import ArrayTree
 
 
@@ -66,9 +67,7 @@ class ClippedLARS(NamedTuple):
         hyper: Mapping[str, jax.Array],
     ) -> tuple[ArrayTree, State, jax.Array]:
         """As `optimizer.step`: new parameters, the new state and the gradient's norm before clipping."""
-        # Clipping by global norm.
-        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
-        clip = jnp.minimum(1.0, hyper["max_grad_norm"] / jnp.maximum(norm, 1e-12))
+        norm, clip = clipping(grads, hyper["max_grad_norm"])
         # lambda counts once the heads have grown, and from then on.
         grown = jnp.all(jnp.stack([jnp.linalg.norm(w) >= LARGE for w in self.late(params)]))
         active = opt_state.active | ((opt_state.steps >= self.start) & grown)

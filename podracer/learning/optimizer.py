@@ -105,9 +105,7 @@ class Optimizer(NamedTuple):
         """
         if self.l2_cost and self.l2_clipped:
             grads = self._with_l2(grads, params)
-        # Clipping by global norm (Pascanu et al. 2013, algorithm 1).
-        norm = _sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)))
-        scale = jnp.minimum(1.0, hyper["max_grad_norm"] / jnp.maximum(norm, 1e-12))
+        norm, scale = clipping(grads, hyper["max_grad_norm"])
         clipped = jax.tree.map(lambda x: scale * x, grads)
         # PyTorch's order: decay joins the gradient after clipping.
         if self.l2_cost and not self.l2_clipped:
@@ -119,6 +117,12 @@ class Optimizer(NamedTuple):
 
     def _with_l2(self, grads: Any, params: Any) -> Any:
         return jax.tree.map(lambda g, x: g + 2.0 * self.l2_cost * x, grads, params)
+
+
+def clipping(grads: Any, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The global norm of a gradient, and the factor that clips it (Pascanu et al. 2013, algorithm 1)."""
+    norm = _sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)))
+    return norm, jnp.minimum(1.0, largest / jnp.maximum(norm, 1e-12))
 
 
 def _sqrt(x: Any) -> jax.Array:
