@@ -74,14 +74,22 @@ def test_narrow_networks_take_few_rows_but_not_too_few():
 
 @pytest.mark.parametrize(
     ("T", "B", "observation", "expected"),
-    [(20, 16, (84, 84), 2), (20, 15, (84, 84), 1), (100, 4, (84, 84), 1), (20, 1024, None, 128), (20, 32, None, 32)],
+    [
+        (20, 16, (84, 84), 2),
+        (20, 15, (84, 84), 1),
+        (100, 4, (84, 84), 1),
+        (20, 16, (42, 42), 8),  # a quarter of the pixels
+        (20, 256, (10, 10), 128),  # as many as vectors
+        (20, 1024, None, 128),
+        (20, 32, None, 32),
+    ],
 )
 def test_a_divisor_that_fits_the_cache(T, B, observation, expected):
     observation = trajectory_of(T, B, observation).timesteps.observation
     assert gradients.at_a_time(observation, T, B) == expected
     if expected == 2:  # of states that follow an image, four times as many
         assert gradients.at_a_time(observation, T, B, unrolled=True) == 8
-    if expected == 128:  # fewer where no core goes from row to row, and layers are small
+    if expected == 128 and B == 1024:  # fewer where no core goes from row to row, and layers are small
         assert gradients.at_a_time(observation, T, B, narrow=True) == 16
     for platform in ("gpu", "tpu"):
         with topology.compiling_for(platform):
