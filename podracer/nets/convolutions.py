@@ -149,12 +149,14 @@ def _conv_forward(x: jax.Array, weights: jax.Array, stride: int, padding: str) -
 
 
 def _conv_backward(stride: int, padding: str, residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    backward = functools.partial(_strided_backward, stride) if stride > 1 else _unit_stride_backward
-    return backward(padding, *residuals, cotangent)
+    x, weights = residuals
+    if stride > 1:
+        return _strided_backward(x, weights, stride, padding, cotangent)
+    return _unit_stride_backward(x, weights, padding, cotangent)
 
 
 def _unit_stride_backward(
-    padding: str, x: jax.Array, weights: jax.Array, cotangent: jax.Array
+    x: jax.Array, weights: jax.Array, padding: str, cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Both gradients where the stride is 1: a product with patches, and a convolution.
 
@@ -189,7 +191,7 @@ def _borders(x: jax.Array, kernel: int, padding: str) -> list[tuple[int, int]]:
 
 
 def _strided_backward(
-    stride: int, padding: str, x: jax.Array, weights: jax.Array, cotangent: jax.Array
+    x: jax.Array, weights: jax.Array, stride: int, padding: str, cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Both gradients by one matrix product each.
 
