@@ -47,6 +47,9 @@ class Setting(NamedTuple):
         return f"{self.updates} update{'s' if self.updates > 1 else ''} a row, {resets}{rows}"
 
 
+NETWORK = {"torso": "mlp", "hidden_sizes": (128, 128)}
+"""An MLP, which learns several times faster on CPU than the convolution of the preset."""
+
 LONG = 800_000
 """As many rows as updates of a run with eight a row."""
 SETTINGS = (
@@ -65,7 +68,7 @@ def measured(setting: Setting) -> dict[str, Any]:
             "dqn",
             "minatar_breakout",
             preset="minatar",
-            config={"replay_ratio": float(BATCH * setting.updates), "reset_interval": setting.interval},
+            config=NETWORK | {"replay_ratio": float(BATCH * setting.updates), "reset_interval": setting.interval},
             total_steps=setting.steps,
             seed=seed,
             eval_every=setting.steps // 10,

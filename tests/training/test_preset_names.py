@@ -157,7 +157,7 @@ def test_presets_of_minatar_fit_every_game(agent):
         found = presets.merge(agent, f"minatar_{game}", "minatar", None, presets.Settings({"discount": 0.5}))
         config = configs.from_json(AGENTS[agent][0], found.agent)
         assert config.discount == 0.5, "what is given goes first"
-        assert config.activation == "relu"
+        assert config.torso == "minatar"
         assert found.names == {"preset": "minatar"}
         assert found.run["total_steps"] == (5_000_000 if agent == "dqn" else 10_000_000)
     assert "--preset minatar" in presets.suggestion(agent, "minatar_seaquest")[0]
