@@ -129,6 +129,10 @@ def _conv(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Ar
     return lax.conv_general_dilated(x, weights, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+FEW_CHANNELS = 12
+"""Channels up to which a product with patches is faster than XLA:CPU's convolution without strides."""
+
+
 # XLA:CPU runs the gradient of a convolution inside a loop 8 to 20 times slower than outside, and Anakin is one loop
 # (https://github.com/jax-ml/jax/issues/12868). Forwards, its own convolution is the faster there, but for few channels.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -138,10 +142,6 @@ def _conv_with_cpu_gradient(x: jax.Array, weights: jax.Array, stride: int, paddi
     patches = _patches(x, weights.shape[0], padding)
     y = patches.reshape(-1, patches.shape[-1]) @ weights.reshape(-1, weights.shape[-1])
     return y.reshape(*patches.shape[:3], -1)
-
-
-FEW_CHANNELS = 12
-"""Channels up to which a product with patches is faster than XLA:CPU's convolution without strides."""
 
 
 def _conv_forward(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> tuple[jax.Array, Any]:
