@@ -14,7 +14,6 @@ import argparse
 import importlib.metadata
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -156,8 +155,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    # `mujoco.py` beside this file would be taken for the package of that name.
-    sys.path = [path for path in sys.path if pathlib.Path(path).resolve() != pathlib.Path(__file__).parent.resolve()]
     results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
     for name in arguments.names:
         try:

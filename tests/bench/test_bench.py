@@ -2,7 +2,10 @@
 
 import dataclasses
 import importlib
+import importlib.machinery
 import json
+import pathlib
+import sys
 import types
 from functools import partial
 from typing import Any
@@ -22,6 +25,14 @@ from podracer.search import prefix_models
 from tests.support import benchmarks
 
 dqn, reanalyse, remote, remote_plan = map(benchmarks.load, ("dqn", "reanalyse", "remote", "remote_plan"))
+
+
+@pytest.mark.parametrize("path", sorted(benchmarks.FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_does_not_have_the_name_of_a_module(path):
+    """Once imported it would be taken for the module, in every later test."""
+    with mock.patch.object(sys, "path", [entry for entry in sys.path if pathlib.Path(entry or ".") != path.parent]):
+        assert importlib.machinery.PathFinder.find_spec(path.stem) is None
+        assert path.stem not in sys.stdlib_module_names
 
 
 def test_anakin_on_any_environment():

@@ -10,7 +10,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 
 
 def load(name: str) -> Any:
-    """Imports a file; the folder is not left in `sys.path`, because `mujoco.py` there has the name of a package."""
+    """Imports a file; the folder is not left in `sys.path`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         return importlib.import_module(name)

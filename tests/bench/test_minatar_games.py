@@ -5,7 +5,7 @@ from podracer.bench import measure
 
 def test_a_gate_is_a_share_of_published_returns_on_enough_games(monkeypatch):
     monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
-    import minatar
+    import minatar_games as minatar
 
     def held(agent, means):
         scores = {game: {"mean": mean} for game, mean in zip(minatar.GAMES, means)}

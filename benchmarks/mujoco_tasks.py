@@ -1,7 +1,7 @@
 """PPO on MuJoCo: the preset `mujoco` beside the defaults, five seeds of each on three tasks.
 
-    python benchmarks/mujoco.py             # trains what is missing, one run at a time
-    python benchmarks/mujoco.py --report    # the table and the picture of what is there
+    python benchmarks/mujoco_tasks.py             # trains what is missing, one run at a time
+    python benchmarks/mujoco_tasks.py --report    # the table and the picture of what is there
 
 Each run is the command that a user would type. The policy at its end is evaluated on 100 fresh episodes; the best
 checkpoint does not count. Runs go to `benchmarks/results/mujoco.json` and curves to `mujoco.png`. The exit code says
@@ -73,7 +73,7 @@ def write(runs: list[dict[str, Any]]) -> None:
     """Writes runs, summary and picture."""
     without = [{name: value for name, value in run.items() if name != "curve"} for run in runs]
     results = {"summary": summary(runs), "runs": without, "curves": {run["command"]: run["curve"] for run in runs}}
-    measure.write(FILE, "python benchmarks/mujoco.py", {"episodes": EPISODES}, results)
+    measure.write(FILE, "python benchmarks/mujoco_tasks.py", {"episodes": EPISODES}, results)
     picture(runs)
 
 

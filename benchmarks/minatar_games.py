@@ -1,8 +1,8 @@
 """MinAtar: every agent with a preset for it on the five games, beside published returns.
 
-    python benchmarks/minatar.py                      # trains what is missing, one run at a time
-    python benchmarks/minatar.py --agents ppo pqn --seeds 0 1
-    python benchmarks/minatar.py --report             # trains nothing
+    python benchmarks/minatar_games.py                      # trains what is missing, one run at a time
+    python benchmarks/minatar_games.py --agents ppo pqn --seeds 0 1
+    python benchmarks/minatar_games.py --report             # trains nothing
 
 Each agent's runs are a suite: `podracer suite minatar AGENT --preset minatar`. A suite that was stopped goes on, and
 the same line started twice (with `taskset -c 0` and `taskset -c 1`, say) shares the runs. The score of a run is the
@@ -174,7 +174,9 @@ def write(runs: pathlib.Path) -> bool:
     agents = {one.label: summary(one) for one in collections}
     found = gates(agents)
     commands = {agent: " ".join(command(agent, Arguments.seeds, pathlib.Path("DIR"))) for agent in STEPS}
-    measure.write(FILE, "python benchmarks/minatar.py", {"commands": commands}, {"agents": agents, "gates": found})
+    measure.write(
+        FILE, "python benchmarks/minatar_games.py", {"commands": commands}, {"agents": agents, "gates": found}
+    )
     pictures.curves(collections, RESULTS / "minatar.png")
     for agent, games in agents.items():
         for game, one in games.items():
@@ -207,4 +209,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(script.run("minatar", Arguments, main))
+    sys.exit(script.run("minatar_games", Arguments, main))
