@@ -24,8 +24,8 @@ add --help after AGENT, or after report, to see the options"""
 
 OWN = {
     "--seed": "use --seeds",
-    "--population": "its runs have one member each; use --seeds, or podracer sweep for values of tunable numbers",
-    "--member-seeds": "its runs have one member each; use --seeds",
+    "--population": "use --seeds and --side-by-side, or podracer sweep for values of tunable numbers",
+    "--member-seeds": "use --seeds and --side-by-side",
     "--run-dir": "use --out",
     "--resume": "what is in the directory goes on anyway",
     "--gif": "podracer eval RUN_DIR --gif FILE draws one",
@@ -57,6 +57,8 @@ class SuiteArguments:
       out: the suite's directory; suites/AGENT[-PRESET][-PROTOCOL], or suites/AGENT-minatar[-PRESET], if None.
       part: a share I/N of the runs, such as 3/57; all that are left if None.
       workers: number of runs at a time.
+      side_by_side: all seeds of a game in one run, as members of a population (minatar alone): on an accelerator they
+        take little more time than one.
       dry_run: print a command for each run that is left, and run none.
     """
 
@@ -67,6 +69,7 @@ class SuiteArguments:
     out: pathlib.Path | None = None
     part: str | None = None
     workers: int = 1
+    side_by_side: bool = False
     dry_run: bool = False
 
 
@@ -106,6 +109,8 @@ def train_on(name: str, argv: list[str]) -> int:
         if (value := getattr(arguments, option)) is not None:
             flags = [f"--{option}", value, *flags]
     of_minatar = name == "minatar"
+    if arguments.side_by_side and not of_minatar:
+        raise InputError("--side-by-side: games of EnvPool have no populations; the suite minatar has them.")
     names = dict.fromkeys(value for value in (of_minatar and name, arguments.preset, arguments.protocol) if value)
     directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
     settings = _settings(agent, flags, MINATAR_GAMES[:2]) if of_minatar else _settings(agent, flags)
@@ -114,7 +119,7 @@ def train_on(name: str, argv: list[str]) -> int:
             option = f"--hyper.{number.replace('_', '-')}"
             raise InputError(f"{option} has one value in a suite; podracer sweep compares several of them.")
     games = _minatar_games(arguments.games) if of_minatar else _games(arguments.games, settings["protocol"])
-    planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
+    planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags), arguments.side_by_side)
     share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
     if not share:
         console.say(f"--part {arguments.part} has no runs: there are {len(planned.jobs)}.")
@@ -174,6 +179,7 @@ def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments,
     """Prints a command for each job, with its result and its claim, to run here or from a queue."""
     own = ["--games", *arguments.games] if arguments.games else []
     own += ["--seeds", *map(str, planned.seeds), "--out", str(planned.directory)]
+    own += ["--side-by-side"] if arguments.side_by_side else []
     for job in share:
         if not planned.done(job):
             place = f"{planned.jobs.index(job) + 1}/{len(planned.jobs)}"

@@ -119,7 +119,8 @@ def _reason(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict
         return f"failed: {error['error']}"
     if directory / "results" / f"{job.name}.json" in found:
         return "its result is torn"
-    return "begun" if (directory / "runs" / job.name).is_dir() else "not begun"
+    begun = [path for path in (directory / "runs").glob(f"{job.game}-*") if path.is_dir()]
+    return "begun" if any(str(job.seed) in path.name.split("-")[1:] for path in begun) else "not begun"
 
 
 def _describe_content(directory: pathlib.Path, request: Mapping[str, Any] | None) -> str:

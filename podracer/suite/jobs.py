@@ -19,14 +19,26 @@ from podracer.suite import claims
 
 
 class Job(NamedTuple):
-    """One run of a suite: a game and a seed."""
+    """One run of a suite: a game and a seed.
+
+    Attributes:
+      game: its name.
+      seed: the seed, or the first one.
+      others: further seeds that the same run trains, as members of a population.
+    """
 
     game: str
     seed: int
+    others: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        return f"{self.game}-{self.seed}"
+        return "-".join([self.game, *map(str, (self.seed, *self.others))])
+
+    @property
+    def members(self) -> list[Job]:
+        """A job for each seed: each has a result of its own."""
+        return [Job(self.game, seed) for seed in (self.seed, *self.others)]
 
 
 def environment(game: str) -> str:
@@ -39,7 +51,8 @@ class Suite:
 
     The directory holds `suite.json` (games, seeds and settings), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log`
     and the facts of their start (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
-    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers share the jobs.
+    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers share the jobs. A run of
+    several seeds has all of them in its names, and a result for each.
 
     Args:
       directory: the suite's directory.
@@ -48,6 +61,7 @@ class Suite:
       games: names, as EnvPool has them, or ours of MinAtar (`minatar_breakout`).
       seeds: the seeds of each game.
       train: the agent and the flags of `podracer train` that are equal for all jobs.
+      side_by_side: True for one run of all seeds of a game that have no result.
     """
 
     def __init__(
@@ -57,19 +71,29 @@ class Suite:
         games: Sequence[str],
         seeds: Sequence[int],
         train: Sequence[str] = (),
+        side_by_side: bool = False,
     ):
         self.directory, self.settings = directory, json.loads(json.dumps(settings))
         self.games, self.seeds, self._train = tuple(games), tuple(seeds), tuple(train)
+        self.jobs = [self._side_by_side(game) for game in self.games] if side_by_side else self._apart
+        """All jobs, every game of the first seed first."""
 
     @property
-    def jobs(self) -> list[Job]:
-        """All jobs, every game of the first seed first."""
+    def _apart(self) -> list[Job]:
         return [Job(game, seed) for seed in self.seeds for game in self.games]
+
+    def _side_by_side(self, game: str) -> Job:
+        """The job of the seeds of a game without a result; of all where each has one."""
+        missing = [seed for seed in self.seeds if not self.done(Job(game, seed))] or self.seeds
+        return Job(game, missing[0], tuple(missing[1:]))
 
     def command(self, job: Job) -> list[str]:
         """The arguments of the process that trains a job, or resumes it."""
         agent, *flags = self._train
         own = ["--seed", str(job.seed), "--run-dir", str(self.run_dir(job)), "--resume"]
+        if job.others:
+            seeds = [one.seed for one in job.members]
+            own += ["--population", str(len(seeds)), "--member-seeds", *map(str, seeds)]
         return [sys.executable, "-m", "podracer", "train", agent, environment(job.game), *flags, *own]
 
     def note_start(self, job: Job) -> None:
@@ -105,16 +129,17 @@ class Suite:
         return self.directory / "claims"
 
     def done(self, job: Job) -> bool:
-        """Returns True if there is a result; a file that is not whole JSON does not count.
+        """Returns True if there is a result for every seed; a file that is not whole JSON does not count.
 
         Raises:
           ValueError: for a result of other settings; the message says which.
         """
-        stored = read_json(self.result_path(job))
-        if stored is None:
-            return False
-        self._require_equal(self.result_path(job), stored.get("settings", {}))
-        return True
+        paths = [self.result_path(one) for one in job.members]
+        stored = [read_json(path) for path in paths]
+        for path, result in zip(paths, stored):
+            if result is not None:
+                self._require_equal(path, result.get("settings", {}))
+        return None not in stored
 
     def register(self) -> None:
         """Writes games and seeds into the directory, together with those of earlier calls.
@@ -124,7 +149,7 @@ class Suite:
         """
         path = self.directory / "suite.json"
         wanted = self._merge_stored(path)
-        for job in self.jobs:
+        for job in self._apart:
             self.done(job)
         try:
             for part in ("runs", "results", "claims"):

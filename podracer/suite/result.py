@@ -27,12 +27,13 @@ PACKAGES = ("jax", "jaxlib", "numpy", "envpool")
 """The packages whose versions may decide a score."""
 
 
-def read(suite: Suite, job: Job) -> dict[str, Any]:
-    """The result of a job whose run is complete.
+def read(suite: Suite, job: Job) -> list[dict[str, Any]]:
+    """The results of a job whose run is complete, one for each of its seeds.
 
     Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`); without a
     protocol, the mean of the last evaluation. `hns` is the score normalised by the protocol's table, or None if the
-    table lacks the game or there is none. `commit` is the commit at the run's start.
+    table lacks the game or there is none. `commit` is the commit at the run's start. `side_by_side` is the number of
+    seeds in the run; seconds are of all of them.
 
     Raises:
       ValueError: if the run is not complete, has no files, or none of the numbers that its protocol reports.
@@ -41,12 +42,36 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
     summary, description = (read_json(directory / name) for name in ("summary.json", "config.json"))
     if summary is None or description is None or not summary["complete"]:
         raise ValueError("it is not complete.")
-    rows = metrics.read(directory / "metrics.jsonl")
     skip = description["env_options"].get("frame_skip", FRAME_SKIP) if suite.settings["table"] else 1
-    evaluations = _evaluations(rows, skip)
-    name = suite.settings.get("protocol")
+    shared = {
+        "game": job.game,
+        "agent": suite.settings["agent"],
+        "preset": suite.settings.get("preset"),
+        "protocol": suite.settings.get("protocol"),
+        "table": suite.settings["table"],
+        "command": shlex.join(["podracer", *suite.command(job)[3:]]),
+        "settings": suite.settings,
+        "commit": (read_json(suite.start_path(job)) or {}).get("commit"),
+        "versions": versions(),
+        "machine": machine(summary),
+        "env_steps": summary["env_steps"],
+        "frames": summary["env_steps"] * skip,
+        "updates": summary["updates"],
+        "train_seconds": summary["train_seconds"],
+        "frames_per_second": summary["steps_per_second"] * skip / len(job.members),
+        "side_by_side": len(job.members),
+    }
+    rows = metrics.read(directory / "metrics.jsonl")
+    return [
+        shared | {"seed": one.seed} | _scores(shared, [row for row in rows if row.get("member", i) == i], skip)
+        for i, one in enumerate(job.members)
+    ]
+
+
+def _scores(shared: Mapping[str, Any], rows: Sequence[metrics.Row], skip: int) -> dict[str, Any]:
+    """The evaluations and scores of one seed, from its rows of metrics."""
+    evaluations, frames, name = _evaluations(rows, skip), shared["frames"], shared["protocol"]
     protocol = atari.protocol(name) if name else None
-    frames = summary["env_steps"] * skip
     points = [at for at in protocol.at if at < frames] if protocol else []
     last = [_last(rows, point, skip) for point in (*points, frames)]
     training = _each_million(rows, frames, skip)
@@ -60,29 +85,13 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
     if score is None:
         raise ValueError(f"it has no games of the kind that protocol {name!r} reports; train for longer.")
     return {
-        "game": job.game,
-        "seed": job.seed,
-        "agent": suite.settings["agent"],
-        "preset": suite.settings.get("preset"),
-        "protocol": name,
-        "table": suite.settings["table"],
-        "command": shlex.join(["podracer", *suite.command(job)[3:]]),
-        "settings": suite.settings,
-        "commit": (read_json(suite.start_path(job)) or {}).get("commit"),
-        "versions": versions(),
-        "machine": machine(summary),
-        "env_steps": summary["env_steps"],
-        "frames": frames,
-        "updates": summary["updates"],
-        "train_seconds": summary["train_seconds"],
-        "frames_per_second": summary["steps_per_second"] * skip,
         "evaluations": evaluations,
         "training": training,
         "training_last_100": last,
         "best": found["best"],
         "final": found["final"],
         "score": score,
-        "hns": normalise(job.game, score, suite.settings["table"]),
+        "hns": normalise(shared["game"], score, shared["table"]),
     }
 
 

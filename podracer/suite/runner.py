@@ -62,7 +62,8 @@ class Runner:
       workers: number of processes at a time.
       stop: tells if a signal asked the worker to stop.
       display: shows progress and lines.
-      read: `(suite, job) -> result` of a job whose process has ended well (`podracer.suite.result.read`).
+      read: `(suite, job) -> results` of a job whose process has ended well, one for each seed
+        (`podracer.suite.result.read`).
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Runner:
         workers: int,
         stop: StopSignal,
         display: Display,
-        read: Callable[[Any, Job], dict[str, Any]],
+        read: Callable[[Any, Job], list[dict[str, Any]]],
     ):
         self._suite, self._workers, self._stop, self._display = suite, workers, stop, display
         self._read = read
@@ -164,7 +165,7 @@ class Runner:
         here."""
         if self._suite.done(job):
             self._done.append(job)
-        elif _modified(self._suite.error_path(job)) > self._began:
+        elif max(_modified(self._suite.error_path(one)) for one in job.members) > self._began:
             self._failed.append(job)
         else:
             return False
@@ -202,23 +203,28 @@ class Runner:
 
     def _conclude(self, job: Job) -> None:
         try:
-            result = self._read(self._suite, job)
-            write_json(self._suite.result_path(job), result)
+            results = self._read(self._suite, job)
+            for one, result in zip(job.members, results):
+                write_json(self._suite.result_path(one), result)
         except (ValueError, KeyError, TypeError, OSError) as error:  # one job's; the others go on
             self._fail(job, f"{self._suite.run_dir(job)} has no result: {error}", 0)
             return
-        self._suite.error_path(job).unlink(missing_ok=True)
+        for one in job.members:
+            self._suite.error_path(one).unlink(missing_ok=True)
         self._done.append(job)
-        self._display.say(self._suite.line(result))
+        for result in results:
+            self._display.say(self._suite.line(result))
 
     def _fail(self, job: Job, why: str, code: int) -> None:
         log = self._suite.log_path(job)
         lines = processes.last_words(log)
         reasons = [line for line in lines if line.startswith("podracer: error: ")]
         why = reasons[-1].removeprefix("podracer: error: ") if reasons else why
-        error = {"game": job.game, "seed": job.seed, "error": why, "exit_code": code, "log": str(log), "tail": lines}
+        error = {"game": job.game, "error": why, "exit_code": code, "log": str(log), "tail": lines}
+        error["command"] = self._suite.command(job)
         try:
-            write_json(self._suite.error_path(job), error | {"command": self._suite.command(job)})
+            for one in job.members:
+                write_json(self._suite.error_path(one), error | {"seed": one.seed})
         except OSError as refused:
             why = f"{why}; and its error cannot be written: {refused}"
         self._failed.append(job)

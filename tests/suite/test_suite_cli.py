@@ -40,9 +40,10 @@ def run(command):
         (f"{PPO} --seed 3", "--seed is not for a suite: use --seeds."),
         (
             f"{PPO} --population 4",
-            "--population is not for a suite: its runs have one member each; use --seeds, or podracer",
+            "--population is not for a suite: use --seeds and --side-by-side, or podracer sweep for",
         ),
-        (f"{PPO} --member-seeds 3", "--member-seeds is not for a suite: its runs have one member each; use --seeds."),
+        (f"{PPO} --member-seeds 3", "--member-seeds is not for a suite: use --seeds and --side-by-side."),
+        (f"{PPO} --side-by-side", "--side-by-side: games of EnvPool have no populations; the suite minatar has them."),
         (f"{PPO} --hyper.learning-rate 1e-3 1e-4", "--hyper.learning-rate has one value in a suite; podracer sweep"),
         (f"{PPO} --run-dir=x", "--run-dir is not for a suite: use --out."),
         (f"{PPO} --seeds 1 1", "--seeds=1 1: give one or more, from 0, each once."),
@@ -128,7 +129,7 @@ def fake(monkeypatch):
     monkeypatch.setattr(
         result,
         "read",
-        lambda whole, job: fakes.FakeSuite.result(whole, job) | {"evaluations": [], "training": []},
+        lambda whole, job: [one | {"evaluations": [], "training": []} for one in fakes.FakeSuite.result(whole, job)],
     )
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.005)
     return bodies
@@ -201,6 +202,11 @@ def test_minatar_is_a_suite(capsys):
     assert [planned.command(job)[5] for job in planned.jobs] == ["minatar_asterix", "envpool:Pong-v5"]
     assert run(f"{command} --games breakout minatar_seaquest breakout --dry-run") == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+    assert run(f"{command} --games breakout --side-by-side --dry-run") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "podracer suite minatar ppo --part 1/1 --games breakout --seeds 0 1 --out suites/ppo-minatar --side-by-side "
+        "--preset minatar"
+    ]
 
 
 def test_parts_share_a_directory(fake, capsys):

@@ -66,7 +66,23 @@ def read(tmp_path, protocol, rows=ROWS, game="Pong", **summary):
     (tmp_path / "runs").mkdir(parents=True)
     suite.note_start(suite.jobs[0])
     run_directory(suite, suite.jobs[0], rows, 500_100, **summary)
-    return result.read(suite, suite.jobs[0])
+    return result.read(suite, suite.jobs[0])[0]
+
+
+def test_seeds_side_by_side_have_a_result_each(tmp_path):
+    """Each is of the rows of its member."""
+    settings = SETTINGS | {"protocol": None, "table": None}
+    suite = Suite(tmp_path, settings, ["minatar_breakout"], [3, 5], ["ppo"], side_by_side=True)
+    (job,) = suite.jobs
+    assert (job.name, suite.command(job)[-4:]) == ("minatar_breakout-3-5", ["2", "--member-seeds", "3", "5"])
+    rows = [evaluation(100, 1.0) | {"member": 0}, evaluation(100, 2.0) | {"member": 1}, training(90, 8.0, 4.0)]
+    run_directory(suite, job, [*rows, evaluation(200, 3.0) | {"member": 1}], 200)
+    first, second = result.read(suite, job)
+    assert [one["seed"] for one in (first, second)] == [3, 5]
+    assert [one["score"] for one in (first, second)] == [1.0, 3.0]
+    assert [point["frames"] for point in second["evaluations"]] == [100, 200]
+    assert first["frames_per_second"] == 3_000.0, "half of the program's"
+    assert first["side_by_side"] == 2
 
 
 def test_a_result_has_what_its_run_did(tmp_path):
@@ -100,7 +116,7 @@ def test_the_score_is_what_the_protocol_reports(tmp_path, protocol, score):
 def test_points_of_training_at_which_the_figure_is_reported(tmp_path):
     suite = Suite(tmp_path, SETTINGS | {"protocol": "machado", "table": "atari57"}, ["Pong"], [0], ["dqn"])
     run_directory(suite, suite.jobs[0], [training(2_000_000, 1.0, 200.0), training(4_000_000, 3.0, 50.0)], 4_000_000)
-    assert result.read(suite, suite.jobs[0])["training_last_100"] == [
+    assert result.read(suite, suite.jobs[0])[0]["training_last_100"] == [
         {"frames": 10_000_000, "mean": 1.0, "episodes": 100},
         {"frames": 16_000_000, "mean": 2.0, "episodes": 100},
     ]

@@ -103,6 +103,23 @@ def test_a_process_that_a_claim_cannot_name_is_stopped(tmp_path, monkeypatch):
     assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/runs"], capture_output=True).stdout
 
 
+def test_seeds_side_by_side(tmp_path):
+    """One run trains all seeds of a game that have no result; each has a result, or the run's error."""
+    run(fakes.FakeSuite(tmp_path, games="A"))
+    seeds = {"games": "AB", "seeds": (0, 1, 2), "side_by_side": True}
+    broken = fakes.FakeSuite(tmp_path, bodies={"B-0-1-2": "exit 7"}, **seeds)
+    found = run(broken)
+    assert [job.name for job in found.done] == ["A-1-2"]
+    assert [job.name for job in found.failed] == ["B-0-1-2"]
+    assert all(broken.done(jobs.Job("A", seed)) for seed in (0, 1, 2))
+    assert all(broken.error_path(jobs.Job("B", seed)).exists() for seed in (0, 1, 2))
+    (broken.run_dir(found.failed[0]) / "alone").rmdir()
+    mended = fakes.FakeSuite(tmp_path, **seeds)
+    assert [job.name for job in run(mended).done] == ["A-0-1-2", "B-0-1-2"]
+    assert not list((tmp_path / "results").glob("*.error.json"))
+    assert mended.starts(jobs.Job("A", 0)) == 1
+
+
 def test_one_failure_among_others(tmp_path, capsys, monkeypatch):
     fail = {"B-0": "echo gone; echo 'podracer: error: B is out of order.' >&2; exit 7"}
     broken = fakes.FakeSuite(tmp_path, bodies=fail | {"C-0": "exit 1"})

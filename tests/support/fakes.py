@@ -25,8 +25,8 @@ touch {run_dir}/complete
 class FakeSuite(Suite):
     """Jobs are shell scripts: `body` is what they do, by name of the job or of all."""
 
-    def __init__(self, directory, games="ABC", seeds=(0,), settings=SETTINGS, body=":", bodies=None):
-        super().__init__(pathlib.Path(directory), settings, games, seeds)
+    def __init__(self, directory, games="ABC", seeds=(0,), settings=SETTINGS, body=":", bodies=None, **options):
+        super().__init__(pathlib.Path(directory), settings, games, seeds, **options)
         self._body, self._bodies = body, bodies or {}
 
     def command(self, job):
@@ -36,8 +36,8 @@ class FakeSuite(Suite):
     def result(self, job):
         if not (self.run_dir(job) / "complete").exists():
             raise ValueError("it is not complete")
-        fields = {"game": job.game, "seed": job.seed, "settings": self.settings, "score": 1.0}
-        return fields | {"hns": None, "frames": 4, "frames_per_second": 2.0}
+        fields = {"game": job.game, "settings": self.settings, "score": 1.0, "hns": None, "frames": 4}
+        return [fields | {"seed": one.seed, "frames_per_second": 2.0} for one in job.members]
 
     def starts(self, job):
         path = self.run_dir(job) / "starts"
