@@ -2,6 +2,7 @@
 
     python benchmarks/minatar_games.py                      # trains what is missing, one run at a time
     python benchmarks/minatar_games.py --agents ppo pqn --seeds 0 1
+    python benchmarks/minatar_games.py --side-by-side       # on an accelerator: all seeds of a game in one program
     python benchmarks/minatar_games.py --report             # trains nothing
 
 Each agent's runs are a suite: `podracer suite minatar AGENT --preset minatar`. A suite that was stopped goes on, and
@@ -115,12 +116,14 @@ class Arguments:
       agents: names; all of `STEPS` by default.
       seeds: a run of every game for each.
       runs: where the suites are, a folder for each agent.
+      side_by_side: one program for all seeds of a game.
       report: write the results of what is there, and train nothing.
     """
 
     agents: tuple[str, ...] = tuple(STEPS)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     runs: pathlib.Path = pathlib.Path("suites/minatar")
+    side_by_side: bool = False
     report: bool = False
 
 
@@ -145,6 +148,8 @@ def summary(found: collection.Collection) -> dict[str, Any]:
             "iqm": float(aggregates.iqm(np.asarray(scores, float)[:, None])),
             "interval": aggregates.interval(aggregates.mean, samples),
             "minutes": [result["train_seconds"] / 60 for result in of_game],
+            "side_by_side": [result["side_by_side"] for result in of_game],
+            "devices": [result["machine"]["device"] for result in of_game],
             "commits": [result["commit"] for result in of_game],
             "curves": [[(row["frames"], row["mean"]) for row in result["evaluations"]] for result in of_game],
         }
@@ -189,9 +194,11 @@ def write(runs: pathlib.Path) -> bool:
 
 def train(arguments: Arguments) -> int:
     """Trains what is missing, every agent with the first seed before the next; returns the exit code."""
+    programs = [arguments.seeds] if arguments.side_by_side else [(seed,) for seed in arguments.seeds]
     with StopSignal() as signals:
-        for seed, agent in itertools.product(arguments.seeds, arguments.agents):
-            words = command(agent, (seed,), arguments.runs / agent)
+        for seeds, agent in itertools.product(programs, arguments.agents):
+            words = command(agent, seeds, arguments.runs / agent)
+            words += ["--side-by-side"] if arguments.side_by_side else []
             process = children.start([sys.executable, "-m", *words], sys.stdout.fileno())
             code = job_queue.wait(process, lambda: signals.requested)
             if code or signals.requested:

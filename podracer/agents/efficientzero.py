@@ -206,7 +206,7 @@ def make(
     base.check_discrete(spec, "efficientzero")
     stacked = nets.stacked_spec(spec, config.frame_stack)
     model, bins = network or prefix_models.make(stacked, config), _bins(config)
-    augments = config.augment and world_models.takes_convolutions(stacked, config.torso)
+    augments = config.augment and world_models.chosen_torso(stacked, config.torso) == "convolutions"
     rule, plan = _optimizer(config, optimizer), planner(spec, config, model)
     functions = _EfficientZero(spec, config, model, rule, loss, plan, bins, augments)
     others: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}

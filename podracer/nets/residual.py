@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from podracer.nets.convolutions import Conv, average_pool
 from podracer.nets.layers import Dense, NormName, normalization
@@ -15,17 +16,30 @@ def conv3x3(channels: int, stride: int = 1) -> Conv:
 
 
 class Encoder(nn.Module):
-    """Images [N, H, W, C] to planes [N, h, w, `channels`] of at most 6x6."""
+    """Images [N, H, W, C] to planes [N, h, w, `channels`].
+
+    Planes have at most 6x6 pixels. Images of at most 10x10 keep theirs: in MinAtar every pixel counts, as on a board,
+    for which Schrittwieser et al. 2020 have no strides either.
+
+    Attributes:
+      channels: of the planes.
+      norm: of all layers.
+      largest: the largest value of a pixel.
+    """
 
     channels: int
     norm: NormName
+    largest: float = 255.0
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(normalization(self.norm)(conv3x3(self.channels // 2, stride=2)(x)))
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = images.astype(jnp.float32) / self.largest
+        small = max(x.shape[1:3]) <= 10
+        stride = 1 if small else 2
+        x = nn.relu(normalization(self.norm)(conv3x3(self.channels // 2, stride=stride)(x)))
         x = Block(self.channels // 2, self.norm)(x)
-        x = Block(self.channels, self.norm, stride=2)(x)
-        while max(x.shape[1:3]) > 6:
+        x = Block(self.channels, self.norm, stride)(x)
+        while max(x.shape[1:3]) > 6 and not small:
             x = average_pool(Block(self.channels, self.norm)(x))
         return Block(self.channels, self.norm)(x)
 
@@ -41,7 +55,8 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nn.relu(normalization(self.norm)(conv3x3(self.channels, self.stride)(x)))
         y = normalization(self.norm)(conv3x3(self.channels)(y))
-        return nn.relu(y + (conv3x3(self.channels, self.stride)(x) if self.stride > 1 else x))
+        resized = self.stride > 1 or x.shape[-1] != self.channels
+        return nn.relu(y + (conv3x3(self.channels, self.stride)(x) if resized else x))
 
 
 class Flatten(nn.Module):

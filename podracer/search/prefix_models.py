@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, spaces
+from podracer import configs, nets
 from podracer.nets.layers import MLP, Dense, NormName, normalization, standardize
 from podracer.nets.recurrent import LSTMCell
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
@@ -110,10 +110,16 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
         "projection_size": sizes.projection_size,
         "forecast_size": sizes.forecast_size,
     }
-    if world_models.takes_convolutions(spec, sizes.torso):
-        return PrefixModel(_Images(**common, norm=sizes.norm, channels=sizes.channels), sizes.lstm_size)
+    torso = world_models.chosen_torso(spec, sizes.torso)
+    if torso == "convolutions":
+        images: dict[str, Any] = {
+            "channels": sizes.channels,
+            "largest": world_models.largest_value(spec.observation_space),
+        }
+        return PrefixModel(_Images(**common, norm=sizes.norm, **images), sizes.lstm_size)
     shape: dict[str, Any] = {"hidden_sizes": sizes.hidden_sizes, "state_size": sizes.state_size}
-    return PrefixModel(_Vectors(**common, norm="layer", space=spec.observation_space, **shape), sizes.lstm_size)
+    shape |= {"observed": world_models.Features(spec.observation_space, torso)}
+    return PrefixModel(_Vectors(**common, norm="layer", **shape), sizes.lstm_size)
 
 
 def last_kernels(params: ArrayTree) -> list[jax.Array]:
@@ -323,7 +329,7 @@ class _Model(nn.Module):
 class _Vectors(_Model):
     """Dense layers; see `make`."""
 
-    space: spaces.Space
+    observed: world_models.Features
     hidden_sizes: tuple[int, ...]
     state_size: int
 
@@ -333,7 +339,7 @@ class _Vectors(_Model):
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
 
     def represent(self, observation: ArrayTree) -> jax.Array:
-        return standardize(self.h_state(self.h(nets.encode(observation, self.space, leading=1))))
+        return standardize(self.h_state(self.h(self.observed(observation))))
 
     def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
         # g predicts the change of the state.
@@ -351,16 +357,17 @@ class _Images(_Model):
     """Residual convolutions (Ye et al. 2021, appendix A)."""
 
     channels: int
+    largest: float
 
     def torso(self) -> None:
         C = self.channels
-        self.h = Encoder(C, self.norm)
+        self.h = Encoder(C, self.norm, self.largest)
         self.g, self.g_norm, self.g_block = conv3x3(C), normalization(self.norm), Block(C, self.norm)
         self.f = Block(C, self.norm)
         self.planes = {name: Flatten(self.norm, name=f"{name}_planes") for name in ("policy", "value", "prefix")}
 
     def represent(self, observation: jax.Array) -> jax.Array:
-        return self.h(world_models.with_channels(observation, 1).astype(jnp.float32) / 255.0)
+        return self.h(world_models.with_channels(observation, 1))
 
     def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
         # The action as a constant plane (Schrittwieser et al. 2020, appendix E).

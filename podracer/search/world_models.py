@@ -16,14 +16,16 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer import configs, nets, spaces
+from podracer.nets.convolutions import CONVNETS, ConvNet
 from podracer.nets.layers import MLP, Dense, LayerNorm, standardize
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
 from podracer.search import search
 from podracer.types import ArrayTree, EnvSpec
 
-Torso = Literal["auto", "mlp", "convolutions"]
+Torso = Literal["auto", "mlp", "convolutions", "minatar"]
 
 
 class WorldModel(NamedTuple):
@@ -58,8 +60,11 @@ class Sizes:
     Attributes:
       num_bins: K, bins of the categorical distributions of rewards and values; odd, so that one bin is 0 (Schrittwieser
         et al. 2020: 601).
-      torso: "mlp"; "convolutions" for images; "auto" takes convolutions for uint8 images of at least 16x16.
-      channels: channels of a convolutional state, of at most 6x6 pixels (Schrittwieser et al. 2020: 256).
+      torso: "mlp"; "convolutions" for images; "minatar" for small images, whose state is a vector: a convolution and a
+        layer before the MLP's (16 3x3/1, 128 units: Young and Tian 2019); "auto" takes convolutions for uint8 images of
+        at least 16x16.
+      channels: channels of a convolutional state, of at most 6x6 pixels, or as many as an image of at most 10x10 has
+        (Schrittwieser et al. 2020: 256).
       hidden_sizes: hidden layers of h and of g as MLPs.
       state_size: size of an MLP's state, which has mean 0 and variance 1.
       head_size: units of the hidden layer of each head.
@@ -91,11 +96,15 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
       ValueError: for actions that are not discrete, or convolutions on observations that are no images.
     """
     num_actions = nets.num_actions(spec)
-    if takes_convolutions(spec, sizes.torso):
-        module: Any = _Images(num_actions, sizes.num_bins, sizes.channels, sizes.head_size)
+    torso = chosen_torso(spec, sizes.torso)
+    if torso == "convolutions":
+        largest = largest_value(spec.observation_space)
+        module: Any = _Images(num_actions, sizes.num_bins, sizes.channels, sizes.head_size, largest)
     else:
         space = spec.observation_space
-        module = _Vectors(space, num_actions, sizes.num_bins, sizes.hidden_sizes, sizes.state_size, sizes.head_size)
+        module = _Vectors(
+            space, torso, num_actions, sizes.num_bins, sizes.hidden_sizes, sizes.state_size, sizes.head_size
+        )
 
     def init(key: jax.Array) -> ArrayTree:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
@@ -107,18 +116,26 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
     return WorldModel(init, method("represent"), method("dynamics"), method("predict"))
 
 
-def takes_convolutions(spec: EnvSpec, torso: Torso) -> bool:
-    """Returns True if the torso for an environment, frames stacked, is convolutional.
+def chosen_torso(spec: EnvSpec, torso: Torso) -> Torso:
+    """The torso of an environment's model, frames stacked, which is never "auto".
 
     Raises:
       ValueError: for convolutions on observations that are no images.
     """
     space = spec.observation_space
-    if torso == "convolutions" and not nets.is_image(space):
+    if torso in ("convolutions", "minatar") and not nets.is_image(space):
         raise ValueError(
-            f"torso='convolutions' needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use 'mlp'."
+            f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use 'mlp'."
         )
-    return torso == "convolutions" or (torso == "auto" and nets.is_image(space) and min(space.shape[:2]) >= 16)  # type: ignore[union-attr]
+    if torso == "auto":
+        large = nets.is_image(space) and min(space.shape[:2]) >= 16  # type: ignore[union-attr]
+        return "convolutions" if large else "mlp"
+    return torso
+
+
+def largest_value(space: spaces.Space) -> float:
+    """The largest value of a pixel of images."""
+    return float(np.max(space.high))  # type: ignore[union-attr]
 
 
 def with_channels(images: jax.Array, leading: int) -> jax.Array:
@@ -152,10 +169,31 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
     return search.Model(root, step)
 
 
+class Features(nn.Module):
+    """Observations to features [N, F], of which an MLP makes a state.
+
+    Attributes:
+      space: of the observations.
+      torso: "mlp" takes them as they are; "minatar" takes images, and has a convolution and a layer.
+    """
+
+    space: spaces.Space
+    torso: Torso
+
+    @nn.compact
+    def __call__(self, observation: ArrayTree) -> jax.Array:
+        if self.torso != "minatar":
+            return nets.encode(observation, self.space, leading=1)
+        images = with_channels(observation, 1).astype(jnp.float32) / largest_value(self.space)
+        features: jax.Array = ConvNet(CONVNETS["minatar"])(images)
+        return features
+
+
 class _Vectors(nn.Module):
     """Dense layers; see `make`."""
 
     observation_space: spaces.Space
+    torso: Torso
     num_actions: int
     num_bins: int
     hidden_sizes: tuple[int, ...]
@@ -164,6 +202,7 @@ class _Vectors(nn.Module):
 
     def setup(self) -> None:
         mlp = lambda sizes, name: MLP(sizes, "relu", name=name)  # noqa: E731
+        self.features = Features(self.observation_space, self.torso)
         self.h, self.g = mlp(self.hidden_sizes, "h"), mlp(self.hidden_sizes, "g")
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
         heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
@@ -179,7 +218,7 @@ class _Vectors(nn.Module):
         return self.last[name](self.hidden[name](state))
 
     def represent(self, observation: ArrayTree) -> jax.Array:
-        return standardize(self.h_state(self.h(nets.encode(observation, self.observation_space, leading=1))))
+        return standardize(self.h_state(self.h(self.features(observation))))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
@@ -198,10 +237,11 @@ class _Images(nn.Module):
     num_bins: int
     channels: int
     head_size: int
+    largest: float
 
     def setup(self) -> None:
         C = self.channels
-        self.h = Encoder(C, "layer")
+        self.h = Encoder(C, "layer", self.largest)
         self.g, self.g_norm, self.g_block = conv3x3(C), LayerNorm(), Block(C, "layer")
         self.f = Block(C, "layer")
         sizes = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
@@ -213,7 +253,7 @@ class _Images(nn.Module):
         return self.dynamics(state, action), self.predict(state)
 
     def represent(self, observation: jax.Array) -> jax.Array:
-        return _rescale(self.h(with_channels(observation, 1).astype(jnp.float32) / 255.0))
+        return _rescale(self.h(with_channels(observation, 1)))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         # The action as one constant plane, a / A (Schrittwieser et al. 2020, appendix E, encode h's history so).

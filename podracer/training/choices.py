@@ -35,7 +35,7 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
     stacked = getattr(config, "frame_stack", 1)
     stacked_spec = seen_spec(nets.stacked_spec(spec, stacked), getattr(config, "policy_observations", ()))
     if isinstance(config, world_models.Sizes):
-        torso, core = "convolutions" if world_models.takes_convolutions(stacked_spec, config.torso) else "mlp", ""
+        torso, core = world_models.chosen_torso(stacked_spec, config.torso), ""
     else:
         torso = nets.choose_torso(stacked_spec, config.torso)
         core = getattr(config, "core_settings", nets.NO_CORE).describe()  # an agent of one's own may have none

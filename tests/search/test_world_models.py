@@ -84,26 +84,52 @@ def test_states_of_images():
     assert np.isfinite(world_models._rescale(jnp.ones((1, 2, 2, 1)))).all(), "a state of one number"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [world_models.make, pytest.param(prefix_models.make, marks=pytest.mark.slow)],
-    ids=lambda make: make.__module__,
-)
+MAKERS = [world_models.make, pytest.param(prefix_models.make, marks=pytest.mark.slow)]
+
+
+def represented(make, spec, image, **sizes):
+    """The states of images by a fresh model."""
+    module = sys.modules[make.__module__]
+    assert module in (world_models, prefix_models)
+    model = make(spec, module.Sizes(num_bins=3, channels=4, head_size=4, **sizes))
+
+    def represent(key):
+        if make is world_models.make:
+            return model.represent(model.init(key), image)
+        return model.module.apply(model.init(key, image[:1])[0], image, method="represent")
+
+    return jax.jit(represent)(jax.random.key(0))
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__module__)
+@pytest.mark.parametrize(("torso", "shape"), [("convolutions", (10, 10, 4)), ("minatar", (8,))])
+def test_states_of_small_images(make, torso, shape):
+    """Planes keep their pixels, a vector has its size; pixels are shares of the largest value that there is."""
+    states = []
+    for largest in (1, 255):
+        spec = EnvSpec("planes", spaces.Box(0, largest, (10, 10, 2), np.uint8), spaces.Discrete(3))
+        planes = largest * jax.random.bernoulli(jax.random.key(1), 0.1, (3, 10, 10, 2)).astype(jnp.uint8)
+        states.append(represented(make, spec, planes, torso=torso, state_size=8))
+    assert states[0].shape == (3, *shape)
+    np.testing.assert_allclose(*states, rtol=1e-5, atol=1e-6)
+    assert np.abs(states[0][0] - states[0][1]).max() > 0.01
+
+
+@pytest.mark.parametrize("torso", ["convolutions", "minatar"])
+def test_convolutions_need_images(torso):
+    spec = EnvSpec("moves", BOARD, spaces.Discrete(3))
+    with pytest.raises(ValueError, match=f"torso='{torso}' needs uint8 images .*, but moves shows .*; use 'mlp'"):
+        world_models.make(spec, world_models.Sizes(torso=torso))
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__module__)
 def test_images_of_one_channel_need_no_axis_for_it(make):
     """They are images, not vectors: the same planes with such an axis and without."""
     flat = IMAGES._replace(observation_space=spaces.Box(0, 255, (16, 16), np.uint8))
-    sizes = {world_models: world_models.Sizes, prefix_models: prefix_models.Sizes}[sys.modules[make.__module__]]
     states = []
     for spec in (IMAGES, flat):
-        assert world_models.takes_convolutions(spec, "auto")
-        model, shape = make(spec, sizes(num_bins=3, channels=4, head_size=4)), (3, *spec.observation_space.shape)
-        image = jax.random.randint(jax.random.key(1), (3, 16, 16), 0, 256).astype(jnp.uint8).reshape(shape)
-
-        def represent(key, model=model, image=image):
-            if make is world_models.make:
-                return model.represent(model.init(key), image)
-            return model.module.apply(model.init(key, image[:1])[0], image, method="represent")
-
-        states.append(jax.jit(represent)(jax.random.key(0)))
+        assert world_models.chosen_torso(spec, "auto") == "convolutions"
+        image = jax.random.randint(jax.random.key(1), (3, 16, 16), 0, 256).astype(jnp.uint8)
+        states.append(represented(make, spec, image.reshape(3, *spec.observation_space.shape)))
     assert states[0].shape[-1] == 4
     np.testing.assert_array_equal(*states)
