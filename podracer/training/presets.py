@@ -124,7 +124,8 @@ MINATAR_GAMES = tuple(name for name in envs_jax.names() if name.startswith("mina
 # points on asterix after two million steps, and with it 18 to 35. PPO's and PQN's are those of Gallici et al. 2024 for
 # MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are those of Young and Tian 2019, whose one lane are
 # eight here, and whose RMSProp has its 0.01 outside the root. V-trace's are our own, found on breakout: with the
-# defaults' fewer and smaller updates it stays at 6 points there.
+# defaults' fewer and smaller updates it stays at 6 points there. So are MuZero's: at first values differ by less than
+# they are wrong, and a search that scales them to [0, 1] all the same makes policies of noise.
 MINATAR: dict[str, Settings] = {
     "vtrace": Settings(
         {
@@ -179,6 +180,10 @@ MINATAR: dict[str, Settings] = {
             "torso": "minatar",
         },
         {"num_envs": 8, "total_steps": 5_000_000},
+    ),
+    "muzero": Settings(
+        {"search": "gumbel", "least_range": 0.1, "torso": "minatar", "state_size": 128},
+        {"num_envs": 32, "total_steps": 1_000_000},
     ),
 }
 
