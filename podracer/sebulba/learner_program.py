@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from podracer import trajectories
 from podracer.learning import learner
@@ -23,7 +22,7 @@ from podracer.sebulba.learner_devices import OnDevices
 from podracer.sebulba.programs import LearnerPrograms, Programs
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.sebulba.sharding import Assembly, SpreadFn
-from podracer.topology import DATA_AXIS, HostTopology, host_cpus, quick_to_compile
+from podracer.topology import HostTopology, data_mesh, host_cpus, quick_to_compile
 from podracer.trajectories import split_lanes
 from podracer.types import ActorParams, Agent, ArrayTree, InitFn, LearnerState, Trajectory
 
@@ -225,7 +224,7 @@ def _place(
         raise ValueError("replay_memory='host': priorities are refreshed where the network is; use 'device'.")
     if core.steps is None:
         raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
-    hosts = Mesh(np.asarray(host_cpus("replay_memory='host'", layout.mesh)), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+    hosts = data_mesh(host_cpus("replay_memory='host'", layout.mesh))
     return SplitReplay(core.steps, layout, hosts)
 
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer import replay, topology
 from podracer.learning.learner import ReplayState
@@ -28,7 +28,7 @@ from podracer.learning.replay_steps import Counts, Prepared, Steps, TargetParams
 from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import Programs, actor_index, policy_lag
 from podracer.sebulba.sharding import by_lane
-from podracer.topology import DATA_AXIS, HostTopology, compiling_for
+from podracer.topology import DATA_AXIS, HostTopology, compiling_for, data_mesh
 from podracer.trajectories import split_lanes
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
@@ -195,7 +195,7 @@ class SplitReplay:
             return jax.device_put(tree, sharding)
         devices: Any = sharding.mesh.devices
         own = [device for device in devices.flat if device.process_index == jax.process_index()]
-        local = NamedSharding(Mesh(np.asarray(own), (DATA_AXIS,), axis_types=(AxisType.Auto,)), sharding.spec)
+        local = NamedSharding(data_mesh(own), sharding.spec)
 
         def send(x: jax.Array) -> jax.Array:
             shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)

@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer import trajectories
-from podracer.topology import DATA_AXIS, HostTopology
+from podracer.topology import DATA_AXIS, HostTopology, data_mesh
 from podracer.types import Trajectory
 
 
@@ -49,7 +48,7 @@ class Assembly:
         self._layout, self._mesh = layout, mesh
         devices = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
         own, n = layout.replicas_here, len(devices)
-        meshes = [_mesh(devices[r * n // own :][: max(1, n // own)]) for r in range(own)]
+        meshes = [data_mesh(devices[r * n // own :][: max(1, n // own)]) for r in range(own)]
         along: Any = _along
         self._parts = [trajectories.by_lane(functools.partial(along, m), _FIELDS) for m in meshes]
         self._on_a_device = max(1, own // n)
@@ -84,10 +83,6 @@ class Assembly:
 
 
 _FIELDS: Any = Trajectory(*Trajectory._fields)  # type: ignore[arg-type]
-
-
-def _mesh(devices: list[Any]) -> Mesh:
-    return Mesh(np.asarray(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def _along(mesh: Mesh, axis: int, _: Any = None) -> NamedSharding:

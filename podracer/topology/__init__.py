@@ -12,7 +12,7 @@ from podracer.topology.backend import (
     quick_to_compile,
     unroll,
 )
-from podracer.topology.sebulba_mesh import HostTopology, continues_on, make_host
+from podracer.topology.sebulba_mesh import HostTopology, continues_on, data_mesh, make_host
 
 __all__ = [
     "DATA_AXIS",
@@ -23,6 +23,7 @@ __all__ = [
     "compiler_options",
     "compiling_for",
     "continues_on",
+    "data_mesh",
     "evaluation_options",
     "here",
     "host_cpu",

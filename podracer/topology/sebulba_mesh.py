@@ -132,18 +132,22 @@ def make_host(
     actors = _actors(local[:num_acting], len(learners) // P, R, P, actor_threads)
     S = _num_shards(num_shards, len(learners), len(reanalysers), R)
     num_envs = _num_envs(num_envs, envs_per_actor, len(actors) * P, S // R, R, updates_per_batch)
-    mesh = lambda devices: Mesh(np.asarray(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))  # noqa: E731
     return HostTopology(
         actors=tuple(actors),
-        mesh=mesh(learners),
+        mesh=data_mesh(learners),
         num_shards=S,
         num_envs=num_envs,
         replicas=R,
         processes=P,
         process=owners.index(this_process),
         devices=tuple(devices),
-        reanalysers=mesh(reanalysers) if reanalysers else None,
+        reanalysers=data_mesh(reanalysers) if reanalysers else None,
     )
+
+
+def data_mesh(devices: Sequence[Any]) -> Mesh:
+    """The mesh of devices that share a batch: its one axis is `DATA_AXIS`."""
+    return Mesh(np.asarray(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def _check_devices(num_local: int, num_acting: int, num_reanalysing: int) -> None:
