@@ -14,10 +14,15 @@ FOLLOW = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]): sys.exit(143)
+try:
+    if nice := os.nice(0): open("/proc/self/autogroup", "w").write(str(nice))
+except OSError:
+    pass
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 """Runs a command that gets SIGTERM when its parent dies (Linux' PR_SET_PDEATHSIG). After a SIGKILL of the parent it
-does not keep writing to a run directory that another process may take over."""
+does not keep writing to a run directory that another process may take over. Its session keeps the parent's priority:
+Linux weighs sessions (autogroups), and a process' own niceness counts only within one."""
 
 
 def start(
