@@ -148,7 +148,7 @@ def summary(found: collection.Collection) -> dict[str, Any]:
             "iqm": float(aggregates.iqm(np.asarray(scores, float)[:, None])),
             "interval": aggregates.interval(aggregates.mean, samples),
             "minutes": [result["train_seconds"] / 60 for result in of_game],
-            "side_by_side": [result["side_by_side"] for result in of_game],
+            "side_by_side": [result.get("side_by_side", 1) for result in of_game],
             "devices": [result["machine"]["device"] for result in of_game],
             "commits": [result["commit"] for result in of_game],
             "curves": [[(row["frames"], row["mean"]) for row in result["evaluations"]] for result in of_game],
@@ -191,9 +191,8 @@ def write(runs: pathlib.Path) -> bool:
     agents = {one.label: summary(one) for one in collections}
     found = gates(agents)
     commands = {agent: " ".join(command(agent, Arguments.seeds, pathlib.Path("DIR"))) for agent in STEPS}
-    measure.write(
-        FILE, "python benchmarks/minatar_games.py", {"commands": commands}, {"agents": agents, "gates": found}
-    )
+    written = {"agents": agents, "published": [one._asdict() for one in PUBLISHED], "gates": found}
+    measure.write(FILE, "python benchmarks/minatar_games.py", {"commands": commands}, written)
     pictures.curves(collections, RESULTS / "minatar.png")
     for agent, games in agents.items():
         for game, one in games.items():
@@ -205,7 +204,7 @@ def write(runs: pathlib.Path) -> bool:
 
 
 def train(arguments: Arguments) -> int:
-    """Trains what is missing, every agent with the first seed before the next; returns the exit code."""
+    """Trains what is missing, every agent with a seed (or all of them) before the next; returns the exit code."""
     programs = [arguments.seeds] if arguments.side_by_side else [(seed,) for seed in arguments.seeds]
     with StopSignal() as signals:
         for seeds, agent in itertools.product(programs, arguments.agents):

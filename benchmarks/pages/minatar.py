@@ -35,9 +35,7 @@ def returns() -> list[str]:
         steps = max(frames for one in there for curve in one["curves"] for frames, _ in curve) / 1e6
         minutes = sum(sum(one["minutes"]) for one in there) / sum(len(one["scores"]) for one in there)
         shown = " to ".join(map(str, seeds[:: max(1, len(seeds) - 1)]))
-        rows.append(
-            (NAMES[agent], f"{steps:.0f}M", *map(score, of_games), shown, f"{minutes:.0f}", ", ".join(commits))
-        )
+        rows.append((NAMES[agent], f"{steps:.0f}M", *map(score, of_games), shown, f"{minutes:.0f}", ", ".join(commits)))
     return table(("agent", "steps", *GAMES, "seeds", "minutes a run", "commit"), rows)
 
 

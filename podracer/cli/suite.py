@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import tyro
@@ -35,6 +36,9 @@ OWN = {
 
 SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k", "minatar": None}
 """Suites by name, with the protocol of those that have one of their own."""
+
+MOST_SEEDS = 40
+"""The most seeds of one run: all of them are in the names of its files."""
 
 FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
 """Run settings that may differ among the jobs of one directory. Those of evaluations may not: they decide the best
@@ -101,6 +105,8 @@ def train_on(name: str, argv: list[str]) -> int:
     for flag in flags:
         if (option := flag.partition("=")[0].replace("_", "-")) in OWN:
             raise InputError(f"{option} is not for a suite: {OWN[option]}.")
+        if option.startswith("--pbt"):
+            raise InputError(f"{option} is not for a suite: its seeds do not copy each other.")
     if arguments.workers < 1:
         raise InputError(f"--workers={arguments.workers}: must be at least 1.")
     if not arguments.seeds or len(set(arguments.seeds)) < len(arguments.seeds) or min(arguments.seeds) < 0:
@@ -109,11 +115,11 @@ def train_on(name: str, argv: list[str]) -> int:
         if (value := getattr(arguments, option)) is not None:
             flags = [f"--{option}", value, *flags]
     of_minatar = name == "minatar"
-    if arguments.side_by_side and not of_minatar:
-        raise InputError("--side-by-side: games of EnvPool have no populations; the suite minatar has them.")
     names = dict.fromkeys(value for value in (of_minatar and name, arguments.preset, arguments.protocol) if value)
     directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
     settings = _settings(agent, flags, MINATAR_GAMES[:2]) if of_minatar else _settings(agent, flags)
+    if arguments.side_by_side:
+        _check_side_by_side(of_minatar, arguments.seeds, settings["run"])
     for number, value in settings["hyper"].items():
         if isinstance(value, list):
             option = f"--hyper.{number.replace('_', '-')}"
@@ -126,8 +132,25 @@ def train_on(name: str, argv: list[str]) -> int:
         return 0
     if arguments.dry_run:
         return _print(planned, share, [name, agent], arguments, flags)
-    planned.register()
+    planned.register()  # whose file may have runs of several seeds
+    share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
     return _run(planned, share, arguments.workers, ["podracer", "suite", name, *argv])
+
+
+def _check_side_by_side(of_minatar: bool, seeds: tuple[int, ...], run: Mapping[str, Any]) -> None:
+    """Checks that one program can train these seeds, and with which lanes.
+
+    Raises:
+      InputError: if it cannot, or the number of seeds would decide the number of lanes.
+    """
+    if not of_minatar:
+        raise InputError("--side-by-side: games of EnvPool have no populations; the suite minatar has them.")
+    if run["arch"] == "sebulba":
+        raise InputError("--side-by-side: only Anakin has populations; leave --arch sebulba out.")
+    if run["num_envs"] is None:  # on several devices it would go by the number of seeds
+        raise InputError("--side-by-side: give --num-envs, or a preset that has it, such as --preset minatar.")
+    if len(seeds) > MOST_SEEDS:
+        raise InputError(f"--side-by-side: {len(seeds)} seeds are more than {MOST_SEEDS}; give them in several calls.")
 
 
 def _games(requested: tuple[str, ...], protocol: str | None) -> list[str]:

@@ -18,8 +18,8 @@ def conv3x3(channels: int, stride: int = 1) -> Conv:
 class Encoder(nn.Module):
     """Images [N, H, W, C] to planes [N, h, w, `channels`].
 
-    Planes have at most 6x6 pixels. Images of at most 10x10 keep theirs: in MinAtar every pixel counts, as on a board,
-    for which Schrittwieser et al. 2020 have no strides either.
+    Images of at most 10x10 keep their size: in MinAtar every pixel counts, as on a board, for which Schrittwieser et
+    al. 2020 have no strides either. Larger ones become planes of at most 6x6.
 
     Attributes:
       channels: of the planes.

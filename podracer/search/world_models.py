@@ -117,16 +117,19 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
 
 
 def chosen_torso(spec: EnvSpec, torso: Torso) -> Torso:
-    """The torso of an environment's model, frames stacked, which is never "auto".
+    """The torso for an environment, frames stacked: "auto" becomes one of the others.
 
     Raises:
-      ValueError: for convolutions on observations that are no images.
+      ValueError: for convolutions on observations that are no images, or on too small ones.
     """
     space = spec.observation_space
-    if torso in ("convolutions", "minatar") and not nets.is_image(space):
-        raise ValueError(
-            f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use 'mlp'."
-        )
+    if torso in ("convolutions", "minatar"):
+        least = CONVNETS["minatar"].least_side if torso == "minatar" else 1
+        if not nets.is_image(space) or min(space.shape[:2]) < least:  # type: ignore[union-attr]
+            raise ValueError(
+                f"torso={torso!r} needs uint8 images [H, W] or [H, W, C] of at least {least}x{least} pixels, but "
+                f"{spec.name} shows {space}; use torso='mlp'."
+            )
     if torso == "auto":
         large = nets.is_image(space) and min(space.shape[:2]) >= 16  # type: ignore[union-attr]
         return "convolutions" if large else "mlp"
@@ -134,8 +137,8 @@ def chosen_torso(spec: EnvSpec, torso: Torso) -> Torso:
 
 
 def largest_value(space: spaces.Space) -> float:
-    """The largest value of a pixel of images."""
-    return float(np.max(space.high))  # type: ignore[union-attr]
+    """The largest value of a pixel of images, at least 1."""
+    return max(1.0, float(np.max(space.high)))  # type: ignore[union-attr]
 
 
 def with_channels(images: jax.Array, leading: int) -> jax.Array:

@@ -126,7 +126,7 @@ def _reason(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict
 def _describe_content(directory: pathlib.Path, request: Mapping[str, Any] | None) -> str:
     if not directory.is_dir():
         return "it is no directory"
-    runs = [path.name for path in (directory / "runs").glob("*") if path.is_dir()]
+    runs = [seed for path in (directory / "runs").glob("*") if path.is_dir() for seed in path.name.split("-")[1:]]
     failed = list((directory / "results").glob("*.error.json"))
     if request is not None:
         jobs = len(request["games"]) * len(request["seeds"])

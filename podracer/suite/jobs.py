@@ -19,12 +19,12 @@ from podracer.suite import claims
 
 
 class Job(NamedTuple):
-    """One run of a suite: a game and a seed.
+    """One run of a suite: a game, and one or more seeds.
 
     Attributes:
-      game: its name.
-      seed: the seed, or the first one.
-      others: further seeds that the same run trains, as members of a population.
+      game: the name of the game.
+      seed: the seed, or the first of several.
+      others: further seeds of the same run, which trains all as members of a population.
     """
 
     game: str
@@ -52,7 +52,8 @@ class Suite:
     The directory holds `suite.json` (games, seeds and settings), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log`
     and the facts of their start (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
     `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers share the jobs. A run of
-    several seeds has all of them in its names, and a result for each.
+    several seeds has all of them in its names, and a result for each. A seed has one run: a seed that was asked for
+    together with others stays with them.
 
     Args:
       directory: the suite's directory.
@@ -61,7 +62,7 @@ class Suite:
       games: names, as EnvPool has them, or ours of MinAtar (`minatar_breakout`).
       seeds: the seeds of each game.
       train: the agent and the flags of `podracer train` that are equal for all jobs.
-      side_by_side: True for one run of all seeds of a game that have no result.
+      side_by_side: True for one run of all seeds of a game that the directory does not know yet.
     """
 
     def __init__(
@@ -75,17 +76,19 @@ class Suite:
     ):
         self.directory, self.settings = directory, json.loads(json.dumps(settings))
         self.games, self.seeds, self._train = tuple(games), tuple(seeds), tuple(train)
-        self.jobs = [self._side_by_side(game) for game in self.games] if side_by_side else self._apart
-        """All jobs, every game of the first seed first."""
+        self._side_by_side = side_by_side
+        self._groups = self._merged_groups(read_json(self.path) or {})
 
     @property
-    def _apart(self) -> list[Job]:
-        return [Job(game, seed) for seed in self.seeds for game in self.games]
+    def path(self) -> pathlib.Path:
+        """The file of games, seeds and settings."""
+        return self.directory / "suite.json"
 
-    def _side_by_side(self, game: str) -> Job:
-        """The job of the seeds of a game without a result; of all where each has one."""
-        missing = [seed for seed in self.seeds if not self.done(Job(game, seed))] or self.seeds
-        return Job(game, missing[0], tuple(missing[1:]))
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs, every game of the first seed first."""
+        mine = [group for group in self._groups if set(group) & set(self.seeds)]
+        return [Job(game, group[0], tuple(group[1:])) for group in mine for game in self.games]
 
     def command(self, job: Job) -> list[str]:
         """The arguments of the process that trains a job, or resumes it."""
@@ -147,33 +150,42 @@ class Suite:
         Raises:
           ValueError: if the directory holds a suite of other settings (the message says which), or cannot be written.
         """
-        path = self.directory / "suite.json"
-        wanted = self._merge_stored(path)
-        for job in self._apart:
+        wanted = self._merge_stored()
+        for job in self.jobs:
             self.done(job)
         try:
             for part in ("runs", "results", "claims"):
                 (self.directory / part).mkdir(parents=True, exist_ok=True)
-            if wanted == read_json(path):
+            self._groups = wanted["groups"]
+            if wanted == read_json(self.path):
                 return
             while not (claim := claims.claim(self.claims, "suite")):  # or one of two loses what it asks for
                 time.sleep(0.02)
             try:
-                write_json(path, self._merge_stored(path))
+                wanted = self._merge_stored()
+                write_json(self.path, wanted)
+                self._groups = wanted["groups"]
             finally:
                 claim.release()
         except OSError as error:
             raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
 
-    def _merge_stored(self, path: pathlib.Path) -> dict[str, Any]:
+    def _merge_stored(self) -> dict[str, Any]:
         """The settings, games and seeds of this suite, after those that its file already has."""
-        stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
-        self._require_equal(path, stored["settings"])
+        stored = read_json(self.path) or {"settings": self.settings, "games": [], "seeds": []}
+        self._require_equal(self.path, stored["settings"])
         return {
             "settings": self.settings,
             "games": [*stored["games"], *(game for game in self.games if game not in stored["games"])],
             "seeds": sorted({*stored["seeds"], *self.seeds}),
+            "groups": self._merged_groups(stored),
         }
+
+    def _merged_groups(self, stored: Mapping[str, Any]) -> list[list[int]]:
+        """The seeds of each run of a game: those of the file, and then those that are new."""
+        groups = stored.get("groups", [[seed] for seed in stored.get("seeds", ())])
+        new = [seed for seed in self.seeds if not any(seed in group for group in groups)]
+        return [*groups, *([new] if self._side_by_side and new else [[seed] for seed in new])]
 
     def _require_equal(self, path: pathlib.Path, stored: Mapping[str, Any]) -> None:
         different = configs.differences(stored, self.settings)

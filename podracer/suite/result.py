@@ -27,16 +27,16 @@ PACKAGES = ("jax", "jaxlib", "numpy", "envpool")
 """The packages whose versions may decide a score."""
 
 
-def read(suite: Suite, job: Job) -> list[dict[str, Any]]:
-    """The results of a job whose run is complete, one for each of its seeds.
+def read(suite: Suite, job: Job) -> list[dict[str, Any] | ValueError]:
+    """The results of a job whose run is complete: one for each of its seeds, or the reason why it has none.
 
     Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`); without a
     protocol, the mean of the last evaluation. `hns` is the score normalised by the protocol's table, or None if the
     table lacks the game or there is none. `commit` is the commit at the run's start. `side_by_side` is the number of
-    seeds in the run; seconds are of all of them.
+    seeds in the run. `train_seconds` are of the whole run, `frames_per_second` of one seed.
 
     Raises:
-      ValueError: if the run is not complete, has no files, or none of the numbers that its protocol reports.
+      ValueError: if the run is not complete or has no files.
     """
     directory = suite.run_dir(job)
     summary, description = (read_json(directory / name) for name in ("summary.json", "config.json"))
@@ -61,11 +61,16 @@ def read(suite: Suite, job: Job) -> list[dict[str, Any]]:
         "frames_per_second": summary["steps_per_second"] * skip / len(job.members),
         "side_by_side": len(job.members),
     }
-    rows = metrics.read(directory / "metrics.jsonl")
-    return [
-        shared | {"seed": one.seed} | _scores(shared, [row for row in rows if row.get("member", i) == i], skip)
-        for i, one in enumerate(job.members)
-    ]
+    rows, found = metrics.read(directory / "metrics.jsonl"), list[dict[str, Any] | ValueError]()
+    for i, one in enumerate(job.members):
+        try:
+            if job.others and summary["members"][i]["diverged"]:
+                raise ValueError("its parameters became infinite or NaN; a smaller learning rate may help.")
+            own = [row for row in rows if row.get("member", i) == i]
+            found.append(shared | {"seed": one.seed} | _scores(shared, own, skip))
+        except ValueError as error:
+            found.append(error)
+    return found
 
 
 def _scores(shared: Mapping[str, Any], rows: Sequence[metrics.Row], skip: int) -> dict[str, Any]:
@@ -83,7 +88,8 @@ def _scores(shared: Mapping[str, Any], rows: Sequence[metrics.Row], skip: int) -
     }
     score = found[protocol.figure if protocol else "final"]
     if score is None:
-        raise ValueError(f"it has no games of the kind that protocol {name!r} reports; train for longer.")
+        kind = f"games of the kind that protocol {name!r} reports" if name else "evaluation"
+        raise ValueError(f"it has no {kind}; train for longer.")
     return {
         "evaluations": evaluations,
         "training": training,

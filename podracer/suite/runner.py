@@ -62,7 +62,7 @@ class Runner:
       workers: number of processes at a time.
       stop: tells if a signal asked the worker to stop.
       display: shows progress and lines.
-      read: `(suite, job) -> results` of a job whose process has ended well, one for each seed
+      read: `(suite, job) -> results` of a job whose process has ended well, for each seed a result or an error
         (`podracer.suite.result.read`).
     """
 
@@ -73,7 +73,7 @@ class Runner:
         workers: int,
         stop: StopSignal,
         display: Display,
-        read: Callable[[Any, Job], list[dict[str, Any]]],
+        read: Callable[[Any, Job], Sequence[dict[str, Any] | ValueError]],
     ):
         self._suite, self._workers, self._stop, self._display = suite, workers, stop, display
         self._read = read
@@ -165,12 +165,16 @@ class Runner:
         here."""
         if self._suite.done(job):
             self._done.append(job)
-        elif max(_modified(self._suite.error_path(one)) for one in job.members) > self._began:
+        elif all(self._suite.done(one) or self._has_failed(one) for one in job.members):
             self._failed.append(job)
         else:
             return False
         self._todo.remove(job)
         return True
+
+    def _has_failed(self, job: Job) -> bool:
+        """Returns True for an error since this worker began."""
+        return _modified(self._suite.error_path(job)) > self._began
 
     def _start(self, job: Job, claim: claims.Claim) -> None:
         try:
@@ -202,33 +206,40 @@ class Runner:
             running.claim.release()
 
     def _conclude(self, job: Job) -> None:
+        """Writes the results of a process that ended well; a seed may have an error even so."""
         try:
-            results = self._read(self._suite, job)
-            for one, result in zip(job.members, results):
-                write_json(self._suite.result_path(one), result)
+            found = self._read(self._suite, job)
+            for one, result in zip(job.members, found):
+                if isinstance(result, dict):
+                    write_json(self._suite.result_path(one), result)
+                    self._suite.error_path(one).unlink(missing_ok=True)
+                    self._display.say(self._suite.line(result))
+                else:
+                    self._write_error(job, one, str(result), 0)
         except (ValueError, KeyError, TypeError, OSError) as error:  # one job's; the others go on
             self._fail(job, f"{self._suite.run_dir(job)} has no result: {error}", 0)
             return
-        for one in job.members:
-            self._suite.error_path(one).unlink(missing_ok=True)
-        self._done.append(job)
-        for result in results:
-            self._display.say(self._suite.line(result))
+        (self._done if self._suite.done(job) else self._failed).append(job)
 
     def _fail(self, job: Job, why: str, code: int) -> None:
-        log = self._suite.log_path(job)
-        lines = processes.last_words(log)
+        lines = processes.last_words(self._suite.log_path(job))
         reasons = [line for line in lines if line.startswith("podracer: error: ")]
         why = reasons[-1].removeprefix("podracer: error: ") if reasons else why
-        error = {"game": job.game, "error": why, "exit_code": code, "log": str(log), "tail": lines}
-        error["command"] = self._suite.command(job)
+        for one in job.members:
+            if not self._suite.done(one):
+                self._write_error(job, one, why, code)
+        self._failed.append(job)
+
+    def _write_error(self, job: Job, member: Job, why: str, code: int) -> None:
+        """Writes why a seed of a job has no result, and says so."""
+        log = self._suite.log_path(job)
+        error = {"game": member.game, "seed": member.seed, "error": why, "exit_code": code, "log": str(log)}
+        error |= {"tail": processes.last_words(log), "command": self._suite.command(job)}
         try:
-            for one in job.members:
-                write_json(self._suite.error_path(one), error | {"seed": one.seed})
+            write_json(self._suite.error_path(member), error)
         except OSError as refused:
             why = f"{why}; and its error cannot be written: {refused}"
-        self._failed.append(job)
-        self._display.say(f"{job.name} failed: {why} (see {log})")
+        self._display.say(f"{member.name} failed: {why} (see {log})")
 
 
 def _modified(path: pathlib.Path) -> float:

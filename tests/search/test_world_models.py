@@ -115,11 +115,22 @@ def test_states_of_small_images(make, torso, shape):
     assert np.abs(states[0][0] - states[0][1]).max() > 0.01
 
 
-@pytest.mark.parametrize("torso", ["convolutions", "minatar"])
-def test_convolutions_need_images(torso):
-    spec = EnvSpec("moves", BOARD, spaces.Discrete(3))
-    with pytest.raises(ValueError, match=f"torso='{torso}' needs uint8 images .*, but moves shows .*; use 'mlp'"):
+@pytest.mark.parametrize(
+    ("torso", "space", "least"),
+    [("convolutions", BOARD, "1x1"), ("minatar", BOARD, "3x3"), ("minatar", spaces.Box(0, 1, (2, 9), np.uint8), "3x3")],
+)
+def test_convolutions_need_images(torso, space, least):
+    spec = EnvSpec("moves", space, spaces.Discrete(3))
+    message = f"torso='{torso}' needs uint8 images .* of at least {least} pixels, but moves shows .*; use torso='mlp'"
+    with pytest.raises(ValueError, match=message):
         world_models.make(spec, world_models.Sizes(torso=torso))
+
+
+def test_the_torso_that_goes_by_the_environment():
+    planes = [spaces.Box(0, 1, (side, side, 2), np.uint8) for side in (10, 16)]
+    specs = [EnvSpec("planes", space, spaces.Discrete(3)) for space in planes]
+    assert [world_models.chosen_torso(spec, "auto") for spec in specs] == ["mlp", "convolutions"]
+    assert [world_models.chosen_torso(spec, "minatar") for spec in specs] == ["minatar", "minatar"]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__module__)

@@ -75,14 +75,25 @@ def test_seeds_side_by_side_have_a_result_each(tmp_path):
     suite = Suite(tmp_path, settings, ["minatar_breakout"], [3, 5], ["ppo"], side_by_side=True)
     (job,) = suite.jobs
     assert (job.name, suite.command(job)[-4:]) == ("minatar_breakout-3-5", ["2", "--member-seeds", "3", "5"])
-    rows = [evaluation(100, 1.0) | {"member": 0}, evaluation(100, 2.0) | {"member": 1}, training(90, 8.0, 4.0)]
-    run_directory(suite, job, [*rows, evaluation(200, 3.0) | {"member": 1}], 200)
+    rows = [training(90, 8.0, 4.0) | {"member": 0}, training(90, 6.0, 4.0) | {"member": 1}]
+    rows += [evaluation(100, 1.0) | {"member": 0}, evaluation(100, 2.0) | {"member": 1}]
+    members = [{"diverged": False}] * 2
+    run_directory(suite, job, [*rows, evaluation(200, 3.0) | {"member": 1}], 200, members=members)
     first, second = result.read(suite, job)
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert [one["training_last_100"][-1]["mean"] for one in (first, second)] == [8.0, 6.0]
     assert [one["seed"] for one in (first, second)] == [3, 5]
     assert [one["score"] for one in (first, second)] == [1.0, 3.0]
     assert [point["frames"] for point in second["evaluations"]] == [100, 200]
     assert first["frames_per_second"] == 3_000.0, "half of the program's"
     assert first["side_by_side"] == 2
+    write_json(
+        suite.run_dir(job) / "summary.json", SUMMARY | {"env_steps": 200, "members": [*members[1:], {"diverged": True}]}
+    )
+    first, second = result.read(suite, job)
+    assert isinstance(first, dict)
+    assert str(second).startswith("its parameters became infinite or NaN"), "though it has an evaluation of before"
 
 
 def test_a_result_has_what_its_run_did(tmp_path):
@@ -129,8 +140,9 @@ def test_a_game_without_a_human_score_has_no_normalised_one(tmp_path):
 def test_runs_without_a_result(tmp_path):
     with pytest.raises(ValueError, match="not complete"):
         read(tmp_path / "a", "impala", complete=False)
-    with pytest.raises(ValueError, match="no games of the kind that protocol 'machado' reports"):
-        read(tmp_path / "b", "machado", rows=[evaluation(1, 1.0)])
+    reason = read(tmp_path / "b", "machado", rows=[evaluation(1, 1.0)])
+    assert str(reason) == "it has no games of the kind that protocol 'machado' reports; train for longer."
+    assert str(read(tmp_path / "d", None, rows=[training(1, 1.0, 1.0)])) == "it has no evaluation; train for longer."
     suite = Suite(tmp_path / "c", SETTINGS, ["Pong"], [0], ["dqn"])
     with pytest.raises(ValueError, match="not complete"):
         result.read(suite, suite.jobs[0])

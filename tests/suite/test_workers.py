@@ -67,8 +67,8 @@ def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
     read = fakes.FakeSuite._merge_stored
     first = threading.local()
 
-    def read_together(self, path):
-        found = read(self, path)
+    def read_together(self):
+        found = read(self)
         if not hasattr(first, "seen"):
             first.seen = both.wait(10)
         return found
@@ -104,20 +104,43 @@ def test_a_process_that_a_claim_cannot_name_is_stopped(tmp_path, monkeypatch):
 
 
 def test_seeds_side_by_side(tmp_path):
-    """One run trains all seeds of a game that have no result; each has a result, or the run's error."""
+    """One run trains the seeds of a game that are new, and keeps them; each has a result, or the run's error."""
     run(fakes.FakeSuite(tmp_path, games="A"))
-    seeds = {"games": "AB", "seeds": (0, 1, 2), "side_by_side": True}
-    broken = fakes.FakeSuite(tmp_path, bodies={"B-0-1-2": "exit 7"}, **seeds)
+    seeds = {"games": "AB", "seeds": (0, 1, 2)}
+    broken = fakes.FakeSuite(tmp_path, bodies={"B-1-2": "exit 7"}, side_by_side=True, **seeds)
     found = run(broken)
-    assert [job.name for job in found.done] == ["A-1-2"]
-    assert [job.name for job in found.failed] == ["B-0-1-2"]
+    assert [job.name for job in found.done] == ["A-0", "B-0", "A-1-2"]
+    assert [job.name for job in found.failed] == ["B-1-2"]
     assert all(broken.done(jobs.Job("A", seed)) for seed in (0, 1, 2))
-    assert all(broken.error_path(jobs.Job("B", seed)).exists() for seed in (0, 1, 2))
+    assert all(broken.error_path(jobs.Job("B", seed)).exists() for seed in (1, 2))
     (broken.run_dir(found.failed[0]) / "alone").rmdir()
     mended = fakes.FakeSuite(tmp_path, **seeds)
-    assert [job.name for job in run(mended).done] == ["A-0-1-2", "B-0-1-2"]
+    assert [job.name for job in run(mended).done] == ["A-0", "B-0", "A-1-2", "B-1-2"], "though apart was asked for"
     assert not list((tmp_path / "results").glob("*.error.json"))
-    assert mended.starts(jobs.Job("A", 0)) == 1
+    assert [mended.starts(jobs.Job(game, 1, (2,))) for game in "AB"] == [1, 2]
+    more = fakes.FakeSuite(tmp_path, games="A", seeds=(2, 4, 3), side_by_side=True)
+    assert [job.name for job in more.jobs] == ["A-1-2", "A-4-3"]
+
+
+def test_workers_agree_on_what_is_side_by_side(tmp_path):
+    """The first one decides, so no seed has two runs."""
+    together, apart = (fakes.FakeSuite(tmp_path, "A", (0, 1), side_by_side=both) for both in (True, False))
+    assert [job.name for job in apart.jobs] == ["A-0", "A-1"], "nobody has begun"
+    together.register()
+    apart.register()
+    assert [job.name for job in apart.jobs] == ["A-0-1"]
+
+
+def test_a_seed_may_fail_beside_others(tmp_path):
+    class Diverged(fakes.FakeSuite):
+        def result(self, job):
+            return [super().result(job)[0], ValueError("its parameters became infinite")]
+
+    suite = Diverged(tmp_path, "A", (0, 1), side_by_side=True)
+    assert [job.name for job in run(suite).failed] == ["A-0-1"]
+    assert suite.done(jobs.Job("A", 0))
+    assert not suite.error_path(jobs.Job("A", 0)).exists()
+    assert json.loads(suite.error_path(jobs.Job("A", 1)).read_text())["error"] == "its parameters became infinite"
 
 
 def test_one_failure_among_others(tmp_path, capsys, monkeypatch):
