@@ -17,7 +17,7 @@ def ours() -> dict[str, Any]:
 
 
 def score(one: dict[str, Any] | None) -> str:
-    """A mean with its interval, which a single seed has not."""
+    """A mean with its interval; a single seed has none."""
     if one is None:
         return ""
     low, high = one["interval"]
@@ -31,12 +31,21 @@ def returns() -> list[str]:
         of_games = [games.get(f"minatar_{game}") for game in GAMES]
         there = [one for one in of_games if one]
         seeds = sorted({len(one["scores"]) for one in there})
-        commits = dict.fromkeys(short_commit(commit) for one in there for commit in one["commits"])
+        commits = dict.fromkeys(short_commit(commit or "installed") for one in there for commit in one["commits"])
         steps = max(frames for one in there for curve in one["curves"] for frames, _ in curve) / 1e6
-        minutes = sum(sum(one["minutes"]) for one in there) / sum(len(one["scores"]) for one in there)
+        minutes = [m / beside for one in there for m, beside in zip(one["minutes"], one["side_by_side"])]
         shown = " to ".join(map(str, seeds[:: max(1, len(seeds) - 1)]))
-        rows.append((NAMES[agent], f"{steps:.0f}M", *map(score, of_games), shown, f"{minutes:.0f}", ", ".join(commits)))
-    return table(("agent", "steps", *GAMES, "seeds", "minutes a run", "commit"), rows)
+        rows.append(
+            (
+                NAMES[agent],
+                f"{steps:.0f}M",
+                *map(score, of_games),
+                shown,
+                f"{sum(minutes) / len(minutes):.0f}",
+                ", ".join(commits),
+            )
+        )
+    return table(("agent", "steps", *GAMES, "seeds", "minutes a seed", "commit"), rows)
 
 
 def published() -> list[str]:

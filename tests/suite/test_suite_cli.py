@@ -44,6 +44,13 @@ def run(command):
         ),
         (f"{PPO} --member-seeds 3", "--member-seeds is not for a suite: use --seeds and --side-by-side."),
         (f"{PPO} --side-by-side", "--side-by-side: games of EnvPool have no populations; the suite minatar has them."),
+        ("suite minatar ppo --side-by-side", "--side-by-side: give --num-envs, or a preset that has it, such as"),
+        ("suite minatar ppo --side-by-side --num-envs 8 --arch sebulba", "--side-by-side: only Anakin has populations"),
+        (
+            f"suite minatar ppo --preset minatar --side-by-side --seeds {' '.join(map(str, range(41)))}",
+            "--side-by-side: 41 seeds are more than 40",
+        ),
+        (f"{PPO} --pbt.interval 100", "--pbt.interval is not for a suite: its seeds do not copy each other."),
         (f"{PPO} --hyper.learning-rate 1e-3 1e-4", "--hyper.learning-rate has one value in a suite; podracer sweep"),
         (f"{PPO} --run-dir=x", "--run-dir is not for a suite: use --out."),
         (f"{PPO} --seeds 1 1", "--seeds=1 1: give one or more, from 0, each once."),
