@@ -304,13 +304,13 @@ def _hub_alone() -> Measured:
     """n rows into a hub and actions out of it, without a wire."""
     from podracer.remote import session_pb2 as pb
     from podracer.remote import wire
-    from podracer.remote.blocks import Session, Timeouts
+    from podracer.remote.blocks import Timeouts, WorkerSession
     from podracer.remote.hub import Hub
 
     layout = wire.Layout(workers.Still.spec)
     hub = Hub(layout, Timeouts(), say=lambda line: None)
     pool = hub.open_pool(LANES, LANES, 0)
-    session = Session("alone", LANES, lambda data: None, lambda why: None)
+    session = WorkerSession("alone", LANES, lambda data: None, lambda why: None)
     hub.join(session)
     rows = HostStep.zeros(workers.Still.spec, LANES)
     rows.scalars[1] = 1.0

@@ -23,7 +23,7 @@ import remote_workers
 from podracer.bench.measure import describe_machine, table
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import Session, Timeouts
+from podracer.remote.blocks import Timeouts, WorkerSession
 from podracer.remote.hub import Hub, WaitCancelled
 from podracer.types import HostStep
 
@@ -42,7 +42,7 @@ def measured(workers: int, actors: int, messages: int) -> float:
     later = memoryview(b"".join(layout.pack_rows(rows)))
     rows.scalars[2] = 1.0
     first = memoryview(b"".join(layout.pack_rows(rows)))
-    actions, owed = layout.pack_actions(np.zeros(1, np.int32)), queue.SimpleQueue[tuple[Session, Any]]()
+    actions, owed = layout.pack_actions(np.zeros(1, np.int32)), queue.SimpleQueue[tuple[WorkerSession, Any]]()
     hub = Hub(layout, Timeouts(), say=lambda line: None)
     pools = [hub.open_pool(workers // actors, 1, actor) for actor in range(actors)]
 
@@ -55,7 +55,7 @@ def measured(workers: int, actors: int, messages: int) -> float:
                 return
             hub.act(pool, lanes, lambda start, end: actions)
 
-    def asked(sessions: list[Session], data: bytes) -> None:
+    def asked(sessions: list[WorkerSession], data: bytes) -> None:
         owed.put((sessions[0], wire.unpack(pb.ToWorker, data)[0]))
 
     def answer(count: int) -> None:
@@ -67,8 +67,8 @@ def measured(workers: int, actors: int, messages: int) -> float:
             time.sleep(PAUSE)
 
     for i in range(workers // actors * actors):
-        mine: list[Session] = []
-        mine.append(Session(f"w{i}", 1, functools.partial(asked, mine), lambda why: None))
+        mine: list[WorkerSession] = []
+        mine.append(WorkerSession(f"w{i}", 1, functools.partial(asked, mine), lambda why: None))
         hub.join(mine[0])
     threads = [threading.Thread(target=act, args=(pool,)) for pool in pools]
     for thread in threads:

@@ -88,7 +88,7 @@ def rollouts(world: World, reset_pool: int | None, num_lanes: int, rollout_lengt
     )
     idle = agent._replace(act=act, learn=learn_nothing, start=lambda lanes, num_lanes: ())
     layout = topology.make(num_envs=num_lanes, envs_per_device=num_lanes, devices=jax.local_devices()[:1])
-    made = program.make(idle, world, layout, program.Settings(rollout_length, reset_pool))
+    made = program.make(idle, world, layout, program.RolloutSettings(rollout_length, reset_pool))
     hyper = {name: jnp.full((1,), value, jnp.float32) for name, value in idle.hyper.items()}
     state = made.init(jnp.zeros(1, jnp.int32), hyper)
     return Training(runner.compile_step(made, state), state, made.limits, rollout_length * num_lanes)

@@ -38,8 +38,8 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class AlphaZeroConfig(search.Settings, OptimizerConfig):
-    """The agent's settings, beside those of `search.Settings` and
+class AlphaZeroConfig(search.AgentSettings, OptimizerConfig):
+    """The agent's settings, beside those of `search.AgentSettings` and
     `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of Silver et al. 2018, unless they say
     else.
 

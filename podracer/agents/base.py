@@ -114,7 +114,7 @@ class Functions(abc.ABC):
     spec: EnvSpec
     config: Any
     network: Any
-    optimizer: update.Optimizer
+    optimizer: update.OptimizerLike
     loss: LossFn
 
     def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:

@@ -46,7 +46,7 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
+class EfficientZeroConfig(search.AgentSettings, prefix_models.Sizes):
     """The agent's settings, beside those of the bases. Paper values are those of Ye et al. 2021 for Atari-100k.
 
     Attributes:
@@ -363,7 +363,7 @@ def _bins(config: EfficientZeroConfig) -> Bins:
     return Bins(config.num_bins, largest if config.max_value is None else config.max_value)
 
 
-def _optimizer(config: EfficientZeroConfig, own: optimizers.Own | None = None) -> update.Optimizer:
+def _optimizer(config: EfficientZeroConfig, own: optimizers.Own | None = None) -> update.OptimizerLike:
     if own is None and config.optimizer == "clipped_lars":
         decay = 2.0 * config.l2_cost  # the gradient of c |params|^2
         return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta, decay=decay)

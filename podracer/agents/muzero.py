@@ -48,8 +48,8 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class MuZeroConfig(search.Settings, world_models.Sizes, OptimizerConfig):
-    """The agent's settings, beside those of `search.Settings`, `world_models.Sizes` and
+class MuZeroConfig(search.AgentSettings, world_models.Sizes, OptimizerConfig):
+    """The agent's settings, beside those of `search.AgentSettings`, `world_models.Sizes` and
     `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of Schrittwieser et al. 2020 for Atari,
     unless they say else.
 

@@ -185,7 +185,7 @@ class Memory(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SAC(base.Functions):
     config: SACConfig
-    critic_optimizer: update.Optimizer
+    critic_optimizer: update.OptimizerLike
     units: distributions.UnitBox
     values: value_distributions.ValueDistribution
 
@@ -203,7 +203,7 @@ class _SAC(base.Functions):
         aux = jax.tree.map(jnp.copy, targets) | {"statistics": self.config.initial_statistics(self.spec)}
         return LearnerState(params, opt_state, dict(hyper), jnp.int32(0), aux)
 
-    def _optimizer(self, name: str) -> update.Optimizer:
+    def _optimizer(self, name: str) -> update.OptimizerLike:
         return self.critic_optimizer if name == "critic" else self.optimizer
 
     def optimized(self, learner: LearnerState) -> list[tuple[ArrayTree, ArrayTree]]:

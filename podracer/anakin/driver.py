@@ -59,7 +59,7 @@ class Anakin:
             agent,
             environment,
             layout,
-            program.Settings(agent.config.rollout_length, reset_pool, lockstep, evolves=pbt is not None),
+            program.RolloutSettings(agent.config.rollout_length, reset_pool, lockstep, evolves=pbt is not None),
         )
         self._pbt, self._limits = pbt, evolution.limits_of(agent.config, pbt.hyper) if pbt else {}
         self._final_draws = final_draws(agent, final_updates)

@@ -13,7 +13,7 @@ from jax import lax
 
 from podracer import topology
 from podracer.anakin.call import Limits, Report
-from podracer.anakin.rollout import Actors, Settings, rollout
+from podracer.anakin.rollout import Actors, RolloutSettings, rollout
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
@@ -202,7 +202,7 @@ class ShardUpdates(NamedTuple):
 
     agent: Agent
     environment: Environment
-    settings: Settings
+    settings: RolloutSettings
     learning: learner.Learner
 
     def act(

@@ -27,7 +27,7 @@ from podracer import spaces, topology
 from podracer.anakin.call import Limits, Report
 from podracer.anakin.loop import Member, ShardUpdates, UnfinishedFn, UpdateShardFn, run
 from podracer.anakin.pure_update import init_member
-from podracer.anakin.rollout import Settings, rollout
+from podracer.anakin.rollout import RolloutSettings, rollout
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
@@ -83,7 +83,7 @@ class Program(NamedTuple):
     like_limits: Callable[[], Limits]
 
 
-def make(agent: Agent, environment: Environment, layout: Topology, settings: Settings) -> Program:
+def make(agent: Agent, environment: Environment, layout: Topology, settings: RolloutSettings) -> Program:
     """Builds the program of a run; nothing is compiled before the first call."""
     observation = spaces.zeros(environment.spec.observation_space)
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=layout.num_shards)
@@ -162,7 +162,7 @@ class _States:
         agent: Agent,
         environment: Environment,
         layout: Topology,
-        settings: Settings,
+        settings: RolloutSettings,
         learning: learner.Learner,
     ):
         self._agent, self._environment, self._layout = agent, environment, layout

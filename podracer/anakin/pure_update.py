@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from podracer import spaces, topology, trajectories
 from podracer.anakin.loop import Member, ShardUpdates, update_member
-from podracer.anakin.rollout import Actors, Settings
+from podracer.anakin.rollout import Actors, RolloutSettings
 from podracer.environments import autoreset, tasks
 from podracer.learning import learner
 from podracer.learning.counter import Counter
@@ -231,7 +231,7 @@ def update(
     tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_shard, "a shard")
     observation = spaces.zeros(environment.spec.observation_space)
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=num_shards)
-    settings = Settings(agent.config.rollout_length)
+    settings = RolloutSettings(agent.config.rollout_length)
     shard = ShardUpdates(agent, environment, settings, learning)
     return Update(shard, layout, devices is not None, remat)
 

@@ -39,7 +39,7 @@ class Actors(NamedTuple):
     key: jax.Array
 
 
-class Settings(NamedTuple):
+class RolloutSettings(NamedTuple):
     """Static settings of the program.
 
     Attributes:
@@ -61,7 +61,7 @@ class Settings(NamedTuple):
 def rollout(
     agent: Agent,
     environment: Environment,
-    settings: Settings,
+    settings: RolloutSettings,
     learner: LearnerState,
     actors: Actors,
     progress: jax.Array,
@@ -183,7 +183,7 @@ def _unpacked(rows: tuple[ArrayTree, jax.Array]) -> TimeStep:
 
 
 def _resets(
-    environment: Environment, settings: Settings, key: jax.Array, num_lanes: int
+    environment: Environment, settings: RolloutSettings, key: jax.Array, num_lanes: int
 ) -> tuple[ArrayTree, Callable[[autoreset.Lane, ArrayTree, jax.Array, ArrayTree], autoreset.Lane]]:
     """Prepares the initial environment states of new episodes.
 
@@ -232,7 +232,7 @@ def _taken(pool: ArrayTree, index: jax.Array) -> ArrayTree:
 
 
 def _made(
-    environment: Environment, settings: Settings, keys: jax.Array
+    environment: Environment, settings: RolloutSettings, keys: jax.Array
 ) -> tuple[ArrayTree, Callable[[autoreset.Lane, ArrayTree, jax.Array, ArrayTree], autoreset.Lane]]:
     """Prepares a new initial state for every lane and step, from keys [T, B]."""
     if settings.reset_pool is None and autoreset.resets_are_costly(environment):

@@ -223,7 +223,7 @@ def _acting_only(agent: Agent, environment: Environment, layout: topology.Topolo
 
 
 def trainer(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Training:
-    anakin = program.make(agent, environment, layout, program.Settings(T))
+    anakin = program.make(agent, environment, layout, program.RolloutSettings(T))
     members = layout.population
     hyper = {k: jnp.full((members,), v, jnp.float32) for k, v in agent.hyper.items()}
     state = anakin.init(jnp.arange(members, dtype=jnp.int32), hyper)

@@ -12,7 +12,7 @@ from podracer import trajectories
 from podracer.types import Batch, LearnerState, Metrics
 
 
-class Update(Protocol):
+class DelayedUpdateFn(Protocol):
     """One update."""
 
     def __call__(
@@ -23,7 +23,7 @@ class Update(Protocol):
 
 
 def block(
-    update: Update, interval: int, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    update: DelayedUpdateFn, interval: int, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
 ) -> tuple[LearnerState, Metrics, jax.Array]:
     """Makes `interval` updates, the last one of the policy too: blocks need no branch, which stalls accelerators.
 

@@ -19,7 +19,7 @@ from podracer.learning.optimizer import clipping
 from podracer.types import ArrayTree
 
 
-class State(NamedTuple):
+class LARSState(NamedTuple):
     """The optimiser's state: m of every array, whether lambda counts yet (bool []), and steps so far (int32 [])."""
 
     momentum: ArrayTree
@@ -53,19 +53,19 @@ class ClippedLARS(NamedTuple):
     def pack(self, tree: ArrayTree) -> tuple[ArrayTree, Callable[[ArrayTree], ArrayTree]]:
         return tree, lambda packed: packed
 
-    def init(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> State:
+    def init(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> LARSState:
         self.late(params)  # which may say that the model has none
-        return State(jax.tree.map(jnp.zeros_like, params), jnp.bool_(False), jnp.int32(0))
+        return LARSState(jax.tree.map(jnp.zeros_like, params), jnp.bool_(False), jnp.int32(0))
 
     def step(
         self,
         grads: ArrayTree,
-        opt_state: State,
+        opt_state: LARSState,
         params: ArrayTree,
         *,
         learning_rate: jax.Array | None,
         hyper: Mapping[str, jax.Array],
-    ) -> tuple[ArrayTree, State, jax.Array]:
+    ) -> tuple[ArrayTree, LARSState, jax.Array]:
         """As `optimizer.step`: new parameters, the new state and the gradient's norm before clipping."""
         norm, clip = clipping(grads, hyper["max_grad_norm"])
         # lambda counts once the heads have grown, and from then on.
@@ -82,7 +82,7 @@ class ClippedLARS(NamedTuple):
 
         momentum = jax.tree.map(new_momentum, opt_state.momentum, grads, params)
         params = jax.tree.map(lambda w, m: w - learning_rate * m, params, momentum)
-        return params, State(momentum, active, opt_state.steps + 1), norm
+        return params, LARSState(momentum, active, opt_state.steps + 1), norm
 
 
 LARGE = 0.1

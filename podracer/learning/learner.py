@@ -35,7 +35,7 @@ class ReplayState(NamedTuple):
     prefetched: Any = ()
 
 
-class LearnFn(Protocol):
+class LearnRolloutFn(Protocol):
     """Learns once a rollout is there."""
 
     def __call__(
@@ -93,7 +93,7 @@ class Learner(NamedTuple):
 
     counts: CountsFn
     ring: RingFn
-    learn: LearnFn
+    learn: LearnRolloutFn
     steps: Steps | None = None
 
     @property
@@ -243,7 +243,7 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
     return Learner(counts, buffer.init, _learn_with_replay(steps), steps)
 
 
-def _learn_at_once(agent: Agent) -> LearnFn:
+def _learn_at_once(agent: Agent) -> LearnRolloutFn:
     """Makes a function that learns from every rollout once."""
 
     def learn(
@@ -255,7 +255,7 @@ def _learn_at_once(agent: Agent) -> LearnFn:
     return learn
 
 
-def _learn_with_replay(steps: Steps) -> LearnFn:
+def _learn_with_replay(steps: Steps) -> LearnRolloutFn:
     """Makes a function that adds every rollout, and does as many updates as are due."""
 
     def learn(

@@ -19,7 +19,7 @@ from jax import lax
 
 from podracer import trajectories
 from podracer.learning import gradients
-from podracer.learning.update import Loss, Optimizer, rate_metric
+from podracer.learning.update import Loss, OptimizerLike, rate_metric
 from podracer.topology import collectives
 from podracer.types import ArrayTree, LearnerState, Metrics
 
@@ -54,7 +54,7 @@ def run(
     order: jax.Array,
     weights: Any,
     *,
-    optimizer: Optimizer,
+    optimizer: OptimizerLike,
     learning_rate: jax.Array | None,
     observation: ArrayTree,
     num_rows: int = 1,

@@ -20,7 +20,7 @@ Loss = Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]]
 """`(params, batch) -> (loss, (metrics, outputs))`, without collectives; see `gradients.accumulate`."""
 
 
-class Optimizer(Protocol):
+class OptimizerLike(Protocol):
     """An optimiser, such as `optimizer.Optimizer` and `lars.ClippedLARS`."""
 
     @property
@@ -53,7 +53,9 @@ Schedule = Literal["constant", "linear", "cosine"]
 """The course of a learning rate over the run: "linear" and "cosine" fall to 0, or "linear" to a share of it."""
 
 
-def init(params: ArrayTree, optimizer: Optimizer, hyper: Mapping[str, jax.Array], aux: ArrayTree = ()) -> LearnerState:
+def init(
+    params: ArrayTree, optimizer: OptimizerLike, hyper: Mapping[str, jax.Array], aux: ArrayTree = ()
+) -> LearnerState:
     """The learner's state before its first update."""
     return LearnerState(params, optimizer.init(params, hyper), dict(hyper), jnp.int32(0), aux)
 
@@ -94,7 +96,7 @@ def apply(
     learner: LearnerState,
     batch: Any,
     *,
-    optimizer: Optimizer,
+    optimizer: OptimizerLike,
     learning_rate: jax.Array | None,
     num_rows: int = 1,
     unrolled: bool = False,
@@ -177,7 +179,7 @@ def gradient(
 
 
 def step(
-    optimizer: Optimizer,
+    optimizer: OptimizerLike,
     grads: ArrayTree,
     opt_state: ArrayTree,
     params: ArrayTree,

@@ -39,7 +39,7 @@ OWING: tuple[State, ...] = (State.OPENING, State.STEPPING)
 
 
 @dataclasses.dataclass(eq=False)
-class Session:
+class WorkerSession:
     """A worker's stream.
 
     Attributes:
@@ -104,7 +104,7 @@ class Block:
     lanes: int
     state: State = State.EMPTY
     number: int = -1
-    session: Session | None = None
+    session: WorkerSession | None = None
     step: int = -1
     openings: int = 0
     since: float = 0.0

@@ -15,8 +15,8 @@ from podracer.environments.seeds import first_seed
 from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import OWING, Batching, Block, Pool, Session, State, Timeouts
-from podracer.remote.statistics import Statistics
+from podracer.remote.blocks import OWING, Batching, Block, Pool, State, Timeouts, WorkerSession
+from podracer.remote.statistics import HubStatistics
 from podracer.system import console
 from podracer.types import HostStep
 
@@ -59,10 +59,10 @@ class Hub:
         self.layout, self.timeouts, self.where = layout, timeouts, where
         self._clock, self._told = clock, say
         self._lock = threading.RLock()
-        self._sessions: list[Session] = []
+        self._sessions: list[WorkerSession] = []
         self._pools: list[Pool] = []
         self._numbers = 0
-        self.statistics = Statistics()
+        self.statistics = HubStatistics()
 
     def _say(self, *lines: str) -> None:
         """Says lines, without the lock: standard error may be read by somebody who does not."""
@@ -72,7 +72,7 @@ class Hub:
 
     # Workers
 
-    def join(self, session: Session) -> None:
+    def join(self, session: WorkerSession) -> None:
         """A worker is there."""
         with self._lock:
             self._sessions.append(session)
@@ -83,7 +83,7 @@ class Hub:
         with self._lock:
             self.statistics.rejected[reason] += 1
 
-    def leave(self, session: Session, why: str, reason: str = "left") -> None:
+    def leave(self, session: WorkerSession, why: str, reason: str = "left") -> None:
         """A worker is gone, and its blocks are lost, for one of `statistics.BREAKS`."""
         with self._lock:
             if session not in self._sessions:
@@ -93,7 +93,7 @@ class Hub:
                 self._lose(block, why, reason)
             self._assign()
 
-    def rows(self, session: Session, message: Any, payload: memoryview) -> None:
+    def rows(self, session: WorkerSession, message: Any, payload: memoryview) -> None:
         """Rows of a block came.
 
         Raises:
@@ -123,20 +123,20 @@ class Hub:
             if block.pool.take_in(block.lanes):
                 block.pool.changed.notify_all()
 
-    def _stale(self, session: Session, number: int) -> None:
+    def _stale(self, session: WorkerSession, number: int) -> None:
         if number not in session.late:
             raise wire.ProtocolError(f"rows of block {number}, which it does not have, nor owes rows of.")
         session.late.remove(number)
         self.statistics.counts["stale"] += 1
         self._heard(session, number)
 
-    def _heard(self, session: Session, number: int) -> None:
+    def _heard(self, session: WorkerSession, number: int) -> None:
         """A worker has ended what it was late with."""
         if number in session.hung:
             session.hung.remove(number)
             self._assign()
 
-    def failed(self, session: Session, number: int, error: str) -> None:
+    def failed(self, session: WorkerSession, number: int, error: str) -> None:
         """A worker's environments raised an error."""
         with self._lock:
             block = session.blocks.get(number)
@@ -156,7 +156,7 @@ class Hub:
             self._assign()
         self._say(f"remote: environments of {session.worker} failed: {error}")
 
-    def alive(self, session: Session, message: Any) -> None:
+    def alive(self, session: WorkerSession, message: Any) -> None:
         """A worker says what it is at."""
         with self._lock:
             busy = {block: ms / 1000 for block, ms in zip(message.block, message.busy_ms) if block in session.blocks}
@@ -229,7 +229,7 @@ class Hub:
             for block in list(pool.of[State.EMPTY]) if pool.evaluation and sessions else ():
                 self._open(block, min(sessions, key=lambda session: session.evaluating))
 
-    def _open(self, block: Block, session: Session) -> None:
+    def _open(self, block: Block, session: WorkerSession) -> None:
         pool, use = block.pool, "evaluation" if block.pool.evaluation else "training"
         seed = first_seed(pool.seed, use, block.openings) if block.openings else pool.seed
         block.session, block.number, block.since = session, self._numbers, self._clock()

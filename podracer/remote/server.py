@@ -18,7 +18,7 @@ import grpc.aio
 from podracer.remote import session_pb2 as pb
 from podracer.remote import specs, wire
 from podracer.remote.announcement import Announcement
-from podracer.remote.blocks import Session
+from podracer.remote.blocks import WorkerSession
 from podracer.remote.certificates import Certificates
 from podracer.remote.descriptors import RESERVED, room
 from podracer.remote.event_loop import lost_peer, shared_loop
@@ -264,7 +264,7 @@ class Server:
             older.end("the same process has come again.")
         self._streams[hello.run] = stream
         self._live += 1
-        session = Session(stream.name, hello.lanes, stream.post, stream.end)
+        session = WorkerSession(stream.name, hello.lanes, stream.post, stream.end)
         why, reason = "it went away", "left"
         try:
             await self._converse(stream, session)
@@ -344,7 +344,7 @@ class Server:
         if difference:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"another environment: {difference}.")
 
-    async def _serve(self, stream: Stream, session: Session) -> None:
+    async def _serve(self, stream: Stream, session: WorkerSession) -> None:
         welcome = pb.Welcome(
             session=secrets.randbits(63), options=self._options or "", alive_ms=int(1000 * ALIVE_SECONDS)
         )
@@ -358,7 +358,7 @@ class Server:
         self.hub.join(session)
         await self._listen(stream, session)
 
-    async def _converse(self, stream: Stream, session: Session) -> None:
+    async def _converse(self, stream: Stream, session: WorkerSession) -> None:
         loop = asyncio.get_running_loop()
         # One task each for as long as the stream lasts: one for every message would cost more than the message.
         # Whatever it waits for, what is posted is written: that another stream has taken its place, or goodbye.
@@ -374,7 +374,7 @@ class Server:
             for task in tasks:
                 task.cancel()
 
-    async def _listen(self, stream: Stream, session: Session) -> None:
+    async def _listen(self, stream: Stream, session: WorkerSession) -> None:
         assert self.hub is not None
         control, second = 0, time.monotonic()
         while (data := await stream.read()) is not None:

@@ -13,7 +13,7 @@ BREAKS: tuple[str, ...] = ("left", "violation", "failed", "late")
 failed, or took too long."""
 
 
-class Statistics:
+class HubStatistics:
     """Counts of a hub; they are updated with the hub's lock.
 
     Attributes:

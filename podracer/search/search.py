@@ -33,9 +33,9 @@ from podracer.search.action_selection import (
 from podracer.search.model import Model as Model
 from podracer.search.model import Root as Root
 from podracer.search.model import Step as Step
+from podracer.search.search_config import AgentSettings as AgentSettings
 from podracer.search.search_config import RootValue as RootValue
 from podracer.search.search_config import SearchConfig as SearchConfig
-from podracer.search.search_config import Settings as Settings
 from podracer.search.search_config import settings as settings
 from podracer.search.tree import RootInputs, Tree
 from podracer.types import ActorParams

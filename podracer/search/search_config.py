@@ -66,7 +66,7 @@ class SearchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     """The settings that agents with a search share.
 
     Attributes:

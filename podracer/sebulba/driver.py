@@ -164,7 +164,9 @@ class Sebulba:
             complete = loop.run(actor_pool, hooks, lambda: self._snapshot(loop, actor_pool))
             return self._snapshot(loop, actor_pool), complete
 
-    def learner(self, state: RunState, total_steps: int = 2**50, processes: Processes = ALONE) -> learner_loop.Learner:
+    def learner(
+        self, state: RunState, total_steps: int = 2**50, processes: Processes = ALONE
+    ) -> learner_loop.LearnerLoop:
         """The loop of a run, at a state."""
         settings = learner_loop.LoopSettings(
             key=jax.random.fold_in(run_keys(self._run.seed)[1], 2**31 - 1),
@@ -180,7 +182,7 @@ class Sebulba:
             env_steps=int(counter_values(state.env_steps)[0]),
             snapshots=self.states.split(state.actors.snapshots) if state.actors else [],
         )
-        return learner_loop.Learner(self.learning, self._programs, self._agreement, processes, settings, start)
+        return learner_loop.LearnerLoop(self.learning, self._programs, self._agreement, processes, settings, start)
 
     def actor_pool(
         self,
@@ -223,7 +225,7 @@ class Sebulba:
         replace, run = self.actors.replacing(rollouts_done, context), self._run
         return ActorPool(actors, context, self._environments.spec.name, run.env_timeout, run.env_restarts, replace)
 
-    def _snapshot(self, loop: learner_loop.Learner, actor_pool: ActorPool) -> RunState:
+    def _snapshot(self, loop: learner_loop.LearnerLoop, actor_pool: ActorPool) -> RunState:
         """The state of a run while its actors go on: they have their own copies of what they use."""
         acting: Any = ()
         if loop.snapshots:

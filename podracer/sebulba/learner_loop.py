@@ -64,7 +64,7 @@ class LoopStart(NamedTuple):
     snapshots: list[ActorSnapshot]
 
 
-class Learner:
+class LearnerLoop:
     """Learns from rollouts as they come, and publishes parameters.
 
     It goes in rounds: a rollout of every replica of every process, or none: `agreement` says whether all have theirs.
@@ -198,9 +198,9 @@ class Learner:
 
 
 class _Run:
-    """A run of the loop with its actors (arguments as in `Learner.run`)."""
+    """A run of the loop with its actors (arguments as in `LearnerLoop.run`)."""
 
-    def __init__(self, loop: Learner, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]):
+    def __init__(self, loop: LearnerLoop, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]):
         self._loop, self._actor_pool, self._hooks, self._snapshot = loop, actor_pool, hooks, snapshot
         self._processes = loop.processes
         self._report = Report(int(loop.learner.num_updates), loop.agreement, loop.processes, loop.tasks)

@@ -14,7 +14,7 @@ from podracer.topology import HostTopology, collectives
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
 
-class LearnFn(Protocol):
+class LearnPartFn(Protocol):
     """Learns from a trajectory."""
 
     def __call__(
@@ -73,7 +73,7 @@ class Programs(NamedTuple):
       zero_sums: the sums of no update; a tuple of Metrics, by the devices that they are on.
     """
 
-    learn: LearnFn | None = None
+    learn: LearnPartFn | None = None
     add: AddFn | None = None
     run_pending_updates: RunPendingFn | None = None
     at_once: int = 1

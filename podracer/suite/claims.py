@@ -22,7 +22,7 @@ TOUCH_SECONDS = 60.0
 STALE_SECONDS = 600.0
 """Seconds after the last touch until the claim of another machine is stale."""
 
-State = Literal["free", "held", "ending"]
+ClaimState = Literal["free", "held", "ending"]
 """The state of a job: no worker runs it, one does, or a process does whose worker on this machine has died."""
 
 
@@ -75,7 +75,7 @@ def claim(directory: pathlib.Path, name: str) -> Claim | None:
     return wanted
 
 
-def state(directory: pathlib.Path, name: str) -> State:
+def state(directory: pathlib.Path, name: str) -> ClaimState:
     """The state of the newest claim on a job."""
     return _state(directory, name, newest(directory, name))
 
@@ -86,7 +86,7 @@ def newest(directory: pathlib.Path, name: str) -> int:
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def _state(directory: pathlib.Path, name: str, number: int) -> State:
+def _state(directory: pathlib.Path, name: str, number: int) -> ClaimState:
     if not number:
         return "free"
     path = directory / f"{name}.{number}"

@@ -41,7 +41,7 @@ def test_it_is_a_rollout_the_updates_and_then_the_adding():
     prog = harness.make_program(agent, COUNTING, num_envs=B, lockstep=True)
     observation = spaces.zeros(COUNTING.spec.observation_space)
     core = learner.make(agent, observation, lanes=B, groups=1, num_shards=1)
-    settings = rollout.Settings(T)
+    settings = rollout.RolloutSettings(T)
 
     def by_hand(state):
         member = jax.tree.map(lambda x: x[0], program.Member.from_state(state))

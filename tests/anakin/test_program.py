@@ -113,7 +113,7 @@ def rollouts(
     state = harness.initial(prog, agent, [0])
     learner = jax.tree.map(lambda x: x[0], state.learner)
     actors = jax.tree.map(lambda x: x[0, 0], state.actors)
-    settings = rollout.Settings(length, reset_pool)
+    settings = rollout.RolloutSettings(length, reset_pool)
 
     @jax.jit
     def roll(actors: rollout.Actors, key: jax.Array) -> Any:
@@ -473,7 +473,7 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
     member = program.Member.from_state(harness.initial(prog, agent, [0]))
     state = jax.tree.map(lambda x: x[0], member.learner)
     actors, ring = jax.tree.map(lambda x: x[0, 0], (member.actors, member.ring))
-    settings = rollout.Settings(T, reset_pool)
+    settings = rollout.RolloutSettings(T, reset_pool)
     observation = spaces.zeros(COUNTING.spec.observation_space)
     core = learner.make(agent, observation, lanes=2, groups=1, num_shards=1)
 

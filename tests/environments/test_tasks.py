@@ -88,7 +88,7 @@ def roll(environment: Any, reset_pool: int | None = None, updates: int = 2, lane
     prog = harness.make_program(agent, environment, num_envs=lanes)
     state = harness.initial(prog, agent, [0])
     learner, actors = jax.tree.map(lambda x: x[0], state.learner), jax.tree.map(lambda x: x[0, 0], state.actors)
-    settings, found = rollout.Settings(T, reset_pool), []
+    settings, found = rollout.RolloutSettings(T, reset_pool), []
     act = jax.jit(
         lambda actors, key: rollout.rollout(
             agent, environment, settings, learner, actors, jnp.float32(0), jax.random.split(key, 2 + T)

@@ -106,7 +106,7 @@ def _spoils_its_rewards():
 
 def _in_its_learner(function):
     """Calls `function` before parameters are published, once there is a checkpoint."""
-    publish, calls = learner_loop.Learner.publish_to, []
+    publish, calls = learner_loop.LearnerLoop.publish_to, []
 
     def patched(self, *args):
         calls.pop()() if calls else None
@@ -114,7 +114,7 @@ def _in_its_learner(function):
 
     once = iter([function])
     _in_place_of("_on_progress", lambda: calls.extend(once))
-    mock.patch.object(learner_loop.Learner, "publish_to", patched).start()
+    mock.patch.object(learner_loop.LearnerLoop, "publish_to", patched).start()
 
 
 def _in_its_log(function):

@@ -77,7 +77,11 @@ def in_disorder(directory):
 
         return patched
 
-    for where, name in ((SteppedEnvironment, "send"), (Session, "_on_progress"), (learner_loop.Learner, "publish_to")):
+    for where, name in (
+        (SteppedEnvironment, "send"),
+        (Session, "_on_progress"),
+        (learner_loop.LearnerLoop, "publish_to"),
+    ):
         mock.patch.object(where, name, slowly(getattr(where, name))).start()
     mock.patch.object(learner_loop, "SECONDS_PER_REPORT", 0.05).start()
     for mode in ("lockstep", "async"):

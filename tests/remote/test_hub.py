@@ -18,7 +18,7 @@ pytest.importorskip("grpc")
 from podracer.errors import Closed, RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import TRANSITIONS, Batching, Block, Session, State, Timeouts
+from podracer.remote.blocks import TRANSITIONS, Batching, Block, State, Timeouts, WorkerSession
 from podracer.remote.hub import FILLER, Hub, WaitCancelled
 from podracer.remote.pool import RemoteEnvironment
 from tests.support import tiers
@@ -40,7 +40,7 @@ class Peer:
 
     def __init__(self, hub, lanes, name="w"):
         self.hub, self.open, self.owed, self.ended = hub, {}, {}, None
-        self.session = Session(name, lanes, self.take, self.end)
+        self.session = WorkerSession(name, lanes, self.take, self.end)
         self.gone = False
         hub.join(self.session)
 
@@ -187,7 +187,7 @@ def test_many_threads_at_once_lose_nothing():
 
     def work():
         inbox = queue.SimpleQueue()
-        session = Session("w", 1, inbox.put, errors.append)
+        session = WorkerSession("w", 1, inbox.put, errors.append)
         hub.join(session)
         for step in range(steps + 1):
             message, payload = wire.unpack(pb.ToWorker, inbox.get(timeout=60.0))

@@ -223,14 +223,14 @@ def test_a_stop_reaches_every_wait(where, monkeypatch):
     requested = stop_after(1.0, monkeypatch)
     slow_environment = where == "queue empty"
     environments = hosts.Steps(lambda number, thread: time.sleep(0.4 * slow_environment))
-    learn = learner_loop.Learner.learn
+    learn = learner_loop.LearnerLoop.learn
 
     def slowly(self, *args):
         if not slow_environment:
             time.sleep(0.4)
         return learn(self, *args)
 
-    monkeypatch.setattr(learner_loop.Learner, "learn", slowly)
+    monkeypatch.setattr(learner_loop.LearnerLoop, "learn", slowly)
     mode = "lockstep" if where == "lockstep" else "async"
     with pytest.raises(podracer.Interrupted) as stopped:
         train(environments, total_steps=10**6, eval_every=10**6, mode=mode, actor_threads=2, num_envs=8)
@@ -241,13 +241,13 @@ def test_a_stop_reaches_every_wait(where, monkeypatch):
 @pytest.mark.slow
 def test_a_slow_learner_holds_up_its_actors(monkeypatch):
     """Queue and policy lag stay bounded, and are in the metrics."""
-    learn = learner_loop.Learner.learn
+    learn = learner_loop.LearnerLoop.learn
 
     def slowly(self, *args):
         time.sleep(0.02)
         return learn(self, *args)
 
-    monkeypatch.setattr(learner_loop.Learner, "learn", slowly)
+    monkeypatch.setattr(learner_loop.LearnerLoop, "learn", slowly)
     result = train(hosts.Steps(), total_steps=2000, actor_threads=2, num_envs=8, queue_capacity=2)
     rows = [row for row in result.history if "sebulba/queue_depth" in row]
     assert rows

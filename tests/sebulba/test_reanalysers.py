@@ -207,7 +207,7 @@ def out_of_memory():
 @contextlib.contextmanager
 def broken_learner():
     """Makes publishing fail; yields when."""
-    publish, calls, since = learner_loop.Learner.publish_to, iter(range(3)), []
+    publish, calls, since = learner_loop.LearnerLoop.publish_to, iter(range(3)), []
 
     def failing(*arguments):
         if next(calls, None) is None:
@@ -215,7 +215,7 @@ def broken_learner():
             raise RuntimeError("a learner fell over")
         return publish(*arguments)
 
-    with mock.patch.object(learner_loop.Learner, "publish_to", failing):
+    with mock.patch.object(learner_loop.LearnerLoop, "publish_to", failing):
         yield since
 
 

@@ -97,7 +97,7 @@ def _anakin(agent_name: str, task: str, lanes: int, settings: dict[str, Any], de
     environment = envs_jax.make(task)
     agent = make_agent(agent_name, environment, settings)
     layout = topology.make(num_envs=lanes * len(devices), envs_per_device=lanes, devices=devices)
-    anakin = program.make(agent, environment, layout, program.Settings(agent.config.rollout_length))
+    anakin = program.make(agent, environment, layout, program.RolloutSettings(agent.config.rollout_length))
     return runner.compile_step(anakin, anakin.like()).call
 
 

@@ -199,7 +199,7 @@ def make_program(
         population=population,
         devices=jax.local_devices()[:1],
     )
-    settings = program.Settings(agent.config.rollout_length, reset_pool, lockstep)
+    settings = program.RolloutSettings(agent.config.rollout_length, reset_pool, lockstep)
     return program.make(agent, environment, layout, settings)
 
 

@@ -268,7 +268,7 @@ def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
 
 
 def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_told(tmp_path, capsys, monkeypatch):
-    drain = learner_loop.Learner.run_pending_updates
+    drain = learner_loop.LearnerLoop.run_pending_updates
 
     def stopped_behind_the_last_step(self, should_stop, *rest):
         calls = iter(range(3))
@@ -289,7 +289,7 @@ def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_to
         "resume": True,
     }
     with monkeypatch.context() as patched:
-        patched.setattr(learner_loop.Learner, "run_pending_updates", stopped_behind_the_last_step)
+        patched.setattr(learner_loop.LearnerLoop, "run_pending_updates", stopped_behind_the_last_step)
         stopped = podracer.train("dqn", "catch", **settings)
     assert not stopped.summary["complete"]
     left = 20 - int(stopped.summary["updates"]) % 20  # of a period's 20
