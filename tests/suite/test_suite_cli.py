@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from podracer import cli
 from podracer.cli import suite, train
+from podracer.run import metrics
 from podracer.suite import jobs, result, runner
 from tests.support import fakes
 
@@ -256,3 +258,33 @@ def test_pong_is_stopped_goes_on_and_is_reported(tmp_path, capsys):
     capsys.readouterr()
     assert run(f"suite report {tmp_path}/o --partial") == 0
     assert "| Pong |" in (tmp_path / "o" / "report" / "table.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_seed_beside_others_is_the_seed_alone(tmp_path):
+    """Real runs: the first updates are equal, as far as the order of sums leaves them so."""
+    command = (
+        "suite minatar ppo --games breakout --seeds 3 5 --total-steps 2048 --num-envs 8 --eval-every 1024 "
+        "--eval-episodes 2 --agent.hidden-sizes 8 --agent.rollout-length 32 --agent.num-minibatches 2"
+    )
+    assert run(f"{command} --out {tmp_path}/together --side-by-side") == 0
+    assert run(f"{command} --out {tmp_path}/apart") == 0
+    found = {}
+    for name in (
+        "together/runs/minatar_breakout-3-5",
+        "apart/runs/minatar_breakout-3",
+        "apart/runs/minatar_breakout-5",
+    ):
+        for row in metrics.read(tmp_path / name / "metrics.jsonl"):
+            if row["updates"] == 1 and "grad/norm" in row:
+                found[name, row.get("member")] = row["grad/norm"]
+    together = [found["together/runs/minatar_breakout-3-5", member] for member in (0, 1)]
+    apart = [found[f"apart/runs/minatar_breakout-{seed}", None] for seed in (3, 5)]
+    np.testing.assert_allclose(together, apart, rtol=1e-3)
+    assert together[0] != pytest.approx(together[1], rel=0.01)
+    for seed in (3, 5):
+        paths = [tmp_path / way / "results" / f"minatar_breakout-{seed}.json" for way in ("together", "apart")]
+        results = [json.loads(path.read_text()) for path in paths]
+        assert [one["side_by_side"] for one in results] == [2, 1]
+        assert all(one["seed"] == seed and len(one["evaluations"]) >= 2 for one in results)
