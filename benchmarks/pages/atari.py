@@ -8,7 +8,8 @@ from typing import Any
 from pages import read, short_commit, table
 
 RUNS = {
-    "queue/vtrace-pong-0": "V-trace, shallow network, 8 lanes",
+    "queue/vtrace-pong-0": "V-trace, shallow network, seed 0",
+    "queue/vtrace-pong-1": "V-trace, shallow network, seed 1",
     "atari/pong-pqn": "PQN, shallow network",
     "atari/pong-vtrace-resnet": "V-trace, deep ResNet, its training games",
     "atari/pong-dqn": "fast DQN, shallow network",
