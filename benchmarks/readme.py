@@ -17,6 +17,7 @@ RESULTS = ROOT / "docs" / "results"
 RESULT_PAGES = (
     "learning",
     "mujoco",
+    "minatar",
     "atari",
     "queue",
     "games",

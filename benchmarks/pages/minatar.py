@@ -20,8 +20,8 @@ def score(one: dict[str, Any] | None) -> str:
     """A mean with its interval; a single seed has none."""
     if one is None:
         return ""
-    low, high = one["interval"]
-    return f"{one['mean']:.1f} ({low:.1f} to {high:.1f})" if len(one["scores"]) > 1 else f"{one['mean']:.1f}"
+    between = f" ({one['interval'][0]:.1f} to {one['interval'][1]:.1f})" if one["interval"] else ""
+    return f"{one['mean']:.1f}{between}"
 
 
 def returns() -> list[str]:
@@ -35,16 +35,8 @@ def returns() -> list[str]:
         steps = max(frames for one in there for curve in one["curves"] for frames, _ in curve) / 1e6
         minutes = [m / beside for one in there for m, beside in zip(one["minutes"], one["side_by_side"])]
         shown = " to ".join(map(str, seeds[:: max(1, len(seeds) - 1)]))
-        rows.append(
-            (
-                NAMES[agent],
-                f"{steps:.0f}M",
-                *map(score, of_games),
-                shown,
-                f"{sum(minutes) / len(minutes):.0f}",
-                ", ".join(commits),
-            )
-        )
+        about = (shown, f"{sum(minutes) / len(minutes):.0f}", ", ".join(commits))
+        rows.append((NAMES[agent], f"{steps:.0f}M", *map(score, of_games), *about))
     return table(("agent", "steps", *GAMES, "seeds", "minutes a seed", "commit"), rows)
 
 
@@ -69,4 +61,4 @@ def gates() -> list[str]:
 
 
 TABLES = {"returns": returns, "published": published, "gates": gates}
-VALUES: dict[str, Any] = {}
+VALUES = {"origin": lambda: read("minatar")["machine"].removeprefix("1 x ")}
