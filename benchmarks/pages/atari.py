@@ -10,6 +10,7 @@ from pages import read, short_commit, table
 RUNS = {
     "queue/vtrace-pong-0": "V-trace, shallow network, seed 0",
     "queue/vtrace-pong-1": "V-trace, shallow network, seed 1",
+    "queue/vtrace-pong-2": "V-trace, shallow network, seed 2",
     "atari/pong-pqn": "PQN, shallow network",
     "atari/pong-vtrace-resnet": "V-trace, deep ResNet, its training games",
     "atari/pong-dqn": "fast DQN, shallow network",
