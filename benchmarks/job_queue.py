@@ -145,7 +145,10 @@ class Queue:
 
     def commands(self, run: Run) -> list[list[str]]:
         """The processes that are left of a run: training, or going on with it, and the report."""
-        train = [sys.executable, "-m", *shlex.split(run.command), "--run-dir", str(self.run_dir(run)), "--resume"]
+        directory = str(self.run_dir(run))
+        train = [sys.executable, "-m", *shlex.split(run.command), "--run-dir", directory, "--resume"]
+        if (self.run_dir(run) / "config.json").exists():  # whose settings stay, whatever a preset has become
+            train = [sys.executable, "-m", "podracer", "resume", directory]
         places = ["--runs", str(self._runs), "--results", str(self._results), "--jobs", str(self._file)]
         report = [sys.executable, __file__, "--report", run.name, *places]
         complete = (read_json(self.run_dir(run) / "summary.json") or {}).get("complete")

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from podracer.types import (
     LearnerState,
     Metrics,
     ReplaySpec,
+    TimeStep,
     Trajectory,
     check_one_player,
 )
@@ -244,15 +245,36 @@ class Functions(abc.ABC):
         return learner, metrics | shares, *priorities
 
 
+EvaluationPolicy = Literal["mode", "sample"]
+"""The actions of a policy in evaluation: the most likely ones, or samples as in training."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyFunctions(Functions):
     """The functions of an agent that learns a policy from its rollouts, by one loss that others may differentiate too.
 
     Attributes:
       distribution: of the policy's actions.
+
+    The config has `evaluation_policy`, an `EvaluationPolicy`.
     """
 
     distribution: distributions.Distribution
+
+    @abc.abstractmethod
+    def play(
+        self, actor: ActorParams, state: Any, timestep: TimeStep, key: jax.Array, mode: bool
+    ) -> tuple[Any, Any, Any]:
+        """Acts as `Agent.act` does, by the policy's most likely actions where `mode`, and else by samples."""
+
+    def act(
+        self, actor: ActorParams, state: Any, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[Any, Any, Any]:
+        return self.play(actor, state, timestep, key, evaluation and self.config.evaluation_policy == "mode")
+
+    def best(self, actor: ActorParams, state: Any, timestep: TimeStep) -> tuple[Any, Any]:
+        action, _, state = self.play(actor, state, timestep, jax.random.key(0), True)
+        return action, state
 
     @abc.abstractmethod
     def batch_loss(
@@ -261,7 +283,9 @@ class PolicyFunctions(Functions):
         """The loss that `learn` follows, and its metrics, under `DATA_AXES`; `Agent.loss` is made of it."""
 
     def bundle(self, name: str, **others: Any) -> Agent:
-        """`Functions.bundle`, with the loss."""
+        """`Functions.bundle`, with the loss, and with `best` where an evaluation samples."""
+        if self.config.evaluation_policy == "sample":
+            others["best"] = self.best
         return super().bundle(name, loss=collectives.alone(self.batch_loss), **others)
 
 

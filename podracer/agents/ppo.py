@@ -64,6 +64,8 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
       optimizer_eps: Adam's epsilon.
       max_grad_norm: clip by global norm; None, or inf, leaves the gradient as it is.
       normalize_advantages: to zero mean and unit variance per minibatch.
+      evaluation_policy: "mode", the most likely actions, or "sample", as in training. Greedy policies and exports take
+        the mode.
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -84,6 +86,7 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
     max_grad_norm: float | None = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     activation: nets.Activation = "tanh"
+    evaluation_policy: base.EvaluationPolicy = "mode"
 
     def __post_init__(self):
         self.clip_no_gradient()
@@ -117,6 +120,7 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
             "rollout_length": 128,
             "num_epochs": 3,
             "clip_epsilon": 0.1,
+            "evaluation_policy": "sample",
             "value_cost": 2.0,  # the paper's error is not halved
             "learning_rate": 2.5e-4,
             "clip_rewards": True,
@@ -287,13 +291,13 @@ class _PPO(base.PolicyFunctions):
         discounted_return = jnp.zeros(lanes.shape) if self.config.normalize_rewards else ()
         return PPOActorState(super().start(lanes, num_lanes), discounted_return)
 
-    def act(
-        self, actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    def play(
+        self, actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, mode: bool
     ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
         observation_moments, discount = actor.aux
         timestep = self.config.preprocess(timestep, observation_moments)
         outputs, _, network_state = nets.step(self.network, actor.params, state.network, timestep)
-        action, extras = self.distribution.act(outputs, key, evaluation)
+        action, extras = self.distribution.act(outputs, key, mode)
         # The discounted return so far, by whose scale rewards are divided (Engstrom et al. 2020).
         discounted_return = state.discounted_return
         if self.config.normalize_rewards:

@@ -92,6 +92,8 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
       init: of weights: "orthogonal", small ones for the policy's head, or "lecun", uniform ones for heads too (the
         authors' code: LeCun's normal ones). Small weights of the head keep the policy's gradient from the torso.
+      evaluation_policy: "mode", the most likely actions, or "sample", as in training (the authors' code). Greedy
+        policies and exports take the mode.
     """
 
     envs_per_device: int = configs.field(32, low=1)
@@ -116,6 +118,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
     popart: bool = False
     popart_step_size: float = configs.field(3e-4, low=0.0, high=0.5)
     init: Literal["orthogonal", "lecun"] = "orthogonal"
+    evaluation_policy: base.EvaluationPolicy = "mode"
 
     def __post_init__(self):
         super().__post_init__()
@@ -138,6 +141,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
             "max_grad_norm": 40.0,
             "loss_reduction": "sum",
             "reward_transform": "abs_one",
+            "evaluation_policy": "sample",
             "frame_stack": 4,
             "torso": "shallow",
             "init": "lecun",
@@ -286,12 +290,12 @@ class _VTrace(base.PolicyFunctions):
     def aux(self, params: ArrayTree) -> ArrayTree:
         return popart.initial(max(1, len(self.spec.tasks))) if self.config.popart else ()
 
-    def act(
-        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    def play(
+        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, mode: bool
     ) -> tuple[Any, Any, nets.ActorState]:
         # The behaviour policy mu, with the parameters that were published last.
         outputs, _, state = nets.step(self.network, actor.params, state, self._with_rewards(timestep))
-        action, extras = self.distribution.act(outputs, key, evaluation)
+        action, extras = self.distribution.act(outputs, key, mode)
         return action, extras, state.after(action)
 
     def learn(

@@ -35,6 +35,7 @@ class Protocol(NamedTuple):
       episodes: games of an evaluation, or None if the training games are the score.
       every: frames between evaluations; None for one at the end, which runs of any length have.
       epsilon: probability of a random action in games that count, for agents that have one; None for the agent's own.
+      samples: whether policies sample in games that count, as in training, for agents that can.
       frames: frames of training; None leaves it to the user.
       at: frames after which the figure is reported, if more than once or not at the end.
       games: the games of the paper.
@@ -47,6 +48,7 @@ class Protocol(NamedTuple):
     episodes: int | None = None
     every: int | None = None
     epsilon: float | None = None
+    samples: bool = False
     frames: int | None = 200_000_000
     at: tuple[int, ...] = ()
     games: tuple[str, ...] = games.GAMES57
@@ -59,11 +61,15 @@ class Protocol(NamedTuple):
         steps = {name: frames // FRAME_SKIP for name, frames in in_steps.items() if frames}
         return steps | ({"eval_episodes": self.episodes} if self.episodes else {})
 
-    def agent(self, settings: Mapping[str, Any]) -> dict[str, float]:
+    def agent(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of an agent's config that it sets, of all those that the agent has."""
+        found: dict[str, Any] = {}
+        if self.samples and "evaluation_policy" in settings:
+            found["evaluation_policy"] = "sample"
         if self.epsilon is None:
-            return {}
-        found = {"evaluation_epsilon": self.epsilon} if "evaluation_epsilon" in settings else {}
+            return found
+        if "evaluation_epsilon" in settings:
+            found["evaluation_epsilon"] = self.epsilon
         if self.episodes is None and settings.get("epsilon_final", 0.0) > self.epsilon:
             found["epsilon_final"] = self.epsilon
         return found
@@ -123,14 +129,16 @@ PROTOCOLS: dict[str, Protocol] = {
         "Schulman et al. 2017, by OpenAI's baselines: lost lives end games, which FIRE starts.",
         _env(108_000, episodic_life=True, fire_reset=True),
         "last_100",
+        samples=True,
         frames=40_000_000,
         games=games.NATURE49,
     ),
     "impala": Protocol(
-        "Espeholt et al. 2018, table F.1. Evaluations play the mode of the policy.",
+        "Espeholt et al. 2018, table F.1, and their code, in which policies sample when they are tested, too.",
         _env(108_000, episodic_life=True),
         "final",
         episodes=200,
+        samples=True,
     ),
     "seed": Protocol(
         "Espeholt et al. 2020, table 9 (that of R2D2). It trains for 40G frames, which is for you to say.",

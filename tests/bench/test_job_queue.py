@@ -134,6 +134,10 @@ def test_a_run_whose_report_was_cut_off_is_reported_and_not_trained(queue, tmp_p
     for complete, left in ((False, [train, report]), (True, [report])):
         (tmp_path / "runs" / "a-0" / "summary.json").write_text(json.dumps({"complete": complete}))
         assert real.commands(run) == left
+    (tmp_path / "runs" / "a-0" / "summary.json").unlink()
+    (tmp_path / "runs" / "a-0" / "config.json").touch()
+    goes_on = [sys.executable, "-m", "podracer", "resume", str(tmp_path / "runs" / "a-0")]
+    assert real.commands(run) == [goes_on, report], "with its settings, whatever the preset has become"
 
 
 def test_the_process_of_a_killed_queue_ends_first(queue, tmp_path):
