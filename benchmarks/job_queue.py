@@ -125,7 +125,7 @@ class Queue:
         import run_result  # with JAX and Matplotlib, which the queue itself can do without
 
         starts = self.starts(run)
-        found = run_result.read(self.run_dir(run), run.job.games, seed=1000 + run.seed)
+        found = run_result.read(self.run_dir(run), run.job.games, seed=1000 + run.seed, samples=run.job.samples)
         result = {
             "command": run.command,
             "commit": starts[-1]["commit"],

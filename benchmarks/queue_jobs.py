@@ -18,6 +18,8 @@ class Job(NamedTuple):
       hours: of one run on two quiet cores, about. After a job of more than one, further seeds wait until the first seed
         has reached the bound and every other job has had its turn.
       seeds: the seeds, in order.
+      samples: whether the policy samples in these games, as the papers of V-trace and PPO have it for Atari, where the
+        emulator is deterministic.
       reference: a number of others, and its source.
     """
 
@@ -29,6 +31,7 @@ class Job(NamedTuple):
     hours: float
     at_most: bool = False
     seeds: tuple[int, ...] = (0, 1, 2)
+    samples: bool = False
     reference: str = ""
 
     @property
@@ -75,7 +78,15 @@ CLEANRL = "CleanRL's documentation, at as many rows"
 # Eight lanes make four times the updates of the paper's 32 of as many rows. With 32 the policy of Pong is still uniform
 # after 1.5M rows and 2,300 updates.
 JOBS = (
-    Job("vtrace-pong", f"vtrace envpool:Pong-v5 --preset atari --num-envs 8 {WHOLE_GAMES}", 10_000_000, 18, 30, 2),
+    Job(
+        "vtrace-pong",
+        f"vtrace envpool:Pong-v5 --preset atari --num-envs 8 {WHOLE_GAMES}",
+        10_000_000,
+        18,
+        30,
+        2,
+        samples=True,
+    ),
     Job(
         "vtrace-breakout",
         f"vtrace envpool:Breakout-v5 --preset atari --num-envs 8 {WHOLE_GAMES}",
@@ -83,6 +94,7 @@ JOBS = (
         100,
         30,
         4.5,
+        samples=True,
     ),
     Job("pqn-pong", f"pqn envpool:Pong-v5 --preset atari {WHOLE_GAMES}", 10_000_000, 18, 30, 5),
     Job(
@@ -92,6 +104,7 @@ JOBS = (
         18,
         30,
         5,
+        samples=True,
         reference=f"20.4 ({CLEANRL})",
     ),
     Job(

@@ -15,13 +15,14 @@ PACKAGES = ("envpool", "gymnasium")
 """Packages of environments, which decide results too."""
 
 
-def read(run_dir: pathlib.Path, games: int, seed: int) -> dict[str, Any]:
+def read(run_dir: pathlib.Path, games: int, seed: int, samples: bool = False) -> dict[str, Any]:
     """The figures of a run, after games of its newest checkpoint and of its best one.
 
     Args:
       run_dir: the run directory; the run may not be complete.
       games: whole games that each of both policies plays.
       seed: seed of these games.
+      samples: whether the policies sample in them. The newest one plays as many games by its best actions, too.
     """
     newest = podracer.load(run_dir)
     clock = [row for row in newest.history if "time/cpu_seconds" in row][-1]
@@ -43,13 +44,15 @@ def read(run_dir: pathlib.Path, games: int, seed: int) -> dict[str, Any]:
         ],
     }
     for name, result in {"best": podracer.load(run_dir, step="best"), "newest": newest}.items():
-        found[f"{name}_checkpoint"] = played(result, games, seed)
+        found[f"{name}_checkpoint"] = played(result, games, seed, greedy=False if samples else None)
+    if samples:
+        found["newest_greedy"] = played(newest, games, seed, greedy=True)
     return found
 
 
-def played(result: podracer.Result, games: int, seed: int) -> dict[str, Any]:
-    """The score of a policy in fresh games."""
-    found = result.evaluate(games, seed=seed)
+def played(result: podracer.Result, games: int, seed: int, greedy: bool | None = None) -> dict[str, Any]:
+    """The score of a policy in fresh games, by actions as `Result.evaluate` has them."""
+    found = result.evaluate(games, seed=seed, greedy=greedy)
     return {
         "env_steps": max(row["env_steps"] for row in result.history),
         "mean": found.mean,

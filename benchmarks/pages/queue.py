@@ -14,7 +14,7 @@ FOLDER = "queue"
 def runs() -> list[str]:
     """The results of the queue's runs, in its order."""
     rows = [_row(run, found) for run, found in _measured()]
-    head = ("run", "rows", "last policy (95% interval)", "best checkpoint", "required", "others", "minutes", "commits")
+    head = ("run", "rows", "last policy (95% interval)", "its best actions", "best checkpoint", "required", "others", "minutes", "commits")
     return table(head, rows) if rows else ["No run has ended yet."]
 
 
@@ -35,11 +35,13 @@ def _measured() -> list[tuple[queue_jobs.Run, dict[str, Any]]]:
 def _row(run: queue_jobs.Run, found: dict[str, Any]) -> tuple[Any, ...]:
     last, best = found["newest_checkpoint"], found["best_checkpoint"]
     low, high = last["interval"]
+    greedy = found.get("newest_greedy")
     verdict = "" if found["holds"] is None else f"{found['claim']}: {'yes' if found['holds'] else '**no**'}"
     return (
         f"`{run.job.name}`, seed {run.seed}",
         f"{last['env_steps']:,}",
         f"{last['mean']:,.4g} ({low:,.4g} to {high:,.4g})",
+        f"{greedy['mean']:,.4g}" if greedy else "",
         f"{best['mean']:,.4g} at {best['env_steps']:,}",
         verdict,
         found["reference"] or "-",

@@ -27,6 +27,7 @@ class EvalArguments:
       episodes: how many whole episodes to play.
       seed: seed of the episodes.
       member: number of a population's member; the best one if None.
+      greedy: True takes the best actions, False samples, as in training; None acts as the run's own evaluations.
       step: step of the checkpoint; the newest if None, or `best` for the one with the best evaluation.
       gif: also write an animation of one episode.
       json: print JSON instead of words.
@@ -40,6 +41,7 @@ class EvalArguments:
     episodes: Annotated[int, tyro.conf.arg(aliases=["--games"])] = 100
     seed: int = 0
     member: int | None = None
+    greedy: bool | None = None
     step: int | Literal["best"] | None = None
     gif: pathlib.Path | None = None
     json: bool = False
@@ -52,13 +54,17 @@ def evaluate(argv: list[str]) -> int:
     arguments = parse(EvalArguments, argv, "podracer eval")
     result = podracer.load(arguments.run_dir, step=arguments.step, trust=arguments.trust)
     versus = arguments.opponent is not None or arguments.simulations is not None
+    if versus and arguments.gif:
+        raise InputError("--gif shows the policy alone; leave out --opponent and --simulations.")
+    if versus and arguments.greedy is not None:
+        raise InputError("--greedy is for the policy alone; leave out --opponent and --simulations.")
     if arguments.gif:
-        if versus:
-            raise InputError("--gif shows the policy alone; leave out --opponent and --simulations.")
         check_rendering(result.environment)
     if versus:
         return elo.match(arguments, result)
-    evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
+    evaluation = result.evaluate(
+        arguments.episodes, seed=arguments.seed, member=arguments.member, greedy=arguments.greedy
+    )
     if arguments.json:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
         print(json.dumps(figures | {"episodes": evaluation.episodes, "unfinished": evaluation.unfinished}))

@@ -56,6 +56,19 @@ class Policy(NamedTuple):
         return self.uses_reward or bool(jax.eval_shape(lambda: self.start(1)))
 
 
+def with_actions(agent: Agent, greedy: bool) -> Agent:
+    """The agent with an `act` that always takes its best actions, or if not `greedy`, samples as in training."""
+
+    def act(params: ActorParams, memory: Any, row: TimeStep, key: jax.Array, evaluation: bool) -> Any:
+        del evaluation
+        if greedy and agent.best is not None:
+            action, memory = agent.best(params, memory, row)
+            return action, (), memory
+        return agent.act(params, memory, row, key, greedy)
+
+    return agent._replace(act=act)
+
+
 def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
     """An agent's policy: its best actions, or samples, as in training.
 
@@ -77,15 +90,13 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
         memory = jax.tree.unflatten(structure, leaves)
         reward = jnp.where(first, 0.0, reward)
         row = TimeStep(observation, reward, jnp.ones_like(reward), first, jnp.zeros_like(first))
-        if greedy and agent.best is not None:
-            action, memory = agent.best(params, memory, row)
-        else:
-            action, _, memory = agent.act(params, memory, row, key, greedy)
+        action, _, memory = agent.act(params, memory, row, key, greedy)
         return action, jax.tree.leaves(memory)
 
     def begin(b: int) -> list[Any]:
         return jax.tree.leaves(agent.start(jnp.arange(b, dtype=jnp.int32), b))
 
+    agent = with_actions(agent, greedy)
     key = jax.random.key(0)
     fresh = begin(1)  # what nothing depends on may stay as it was
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))

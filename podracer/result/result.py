@@ -49,7 +49,7 @@ class Result:
         self.history = history
         self.run_dir = run_dir
         self.summary: dict[str, Any] = {}
-        self._evaluators: dict[int, evaluation.Evaluator] = {}
+        self._evaluators: dict[tuple[int, bool | None], evaluation.Evaluator] = {}
         self._policies: dict[tuple[bool, int, int], policies.Policy] = {}
         self._actors: dict[int, policies.Actor] = {}
         self._searches: dict[SearchConfig, Callable[[ActorParams, Any], SearchResult]] = {}
@@ -103,16 +103,29 @@ class Result:
             raise ValueError(f"member={member}: this run has members 0 to {self.population - 1}.")
         return member
 
-    def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int | None = None) -> evaluation.Evaluation:
-        """Plays whole episodes with the greedy policy of a member; the best one if None."""
+    def evaluate(
+        self, episodes: int = 128, *, seed: int = 0, member: int | None = None, greedy: bool | None = None
+    ) -> evaluation.Evaluation:
+        """Plays whole episodes with the trained policy.
+
+        Args:
+          episodes: how many to play.
+          seed: seed of the episodes.
+          member: number of the policy's member; the best one if None.
+          greedy: True takes the best actions, False samples, as in training; None acts as the run's own evaluations.
+
+        Raises:
+          ValueError: if there is no such member, or no episode to play.
+        """
         if episodes < 1:
             raise ValueError(f"episodes={episodes}: must be at least 1.")
-        if episodes not in self._evaluators:
-            self._evaluators[episodes] = evaluation.Evaluator(
-                self.agent, self.environment, episodes, self.description["run"].get("env_timeout", 60.0)
+        if (episodes, greedy) not in self._evaluators:
+            agent = self.agent if greedy is None else policies.with_actions(self.agent, greedy)
+            self._evaluators[episodes, greedy] = evaluation.Evaluator(
+                agent, self.environment, episodes, self.description["run"].get("env_timeout", 60.0)
             )
         params = jax.tree.map(lambda x: x[None], self.actor_params(member))
-        return self._evaluators[episodes](params, np.asarray([seed], np.int32))[0]
+        return self._evaluators[episodes, greedy](params, np.asarray([seed], np.int32))[0]
 
     def actor(
         self, batch: int | None = None, *, greedy: bool = True, member: int | None = None, seed: int = 0

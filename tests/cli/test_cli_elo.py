@@ -86,6 +86,7 @@ def test_mistakes_get_one_line(command, message, capsys):
         ("eval ttt --opponent random --episodes 0", "games=0 must be an even number, so that both"),
         ("eval ttt --opponent random --simulations -1", "simulations=-1: must be at least 0, which is the network's"),
         ("eval ttt --opponent random --member 1", "member=1: this run has members 0 to 0."),
+        ("eval ttt --opponent random --greedy False", "--greedy is for the policy alone; leave out --opponent"),
         ("eval ttt --opponent random --gif x.gif", "--gif shows the policy alone; leave out --opponent"),
         ("elo empty", "empty holds no run: there is no config.json in it."),
         ("elo ttt ttt", " is there twice."),

@@ -93,6 +93,27 @@ def test_evaluation_statistics(finished):
     assert not np.array_equal(finished[0].evaluate(16, seed=6).returns, returns)
 
 
+@pytest.mark.parametrize(("greedy", "expected"), [(None, True), (True, "best"), (False, False)])
+def test_an_evaluation_takes_the_best_actions_or_samples(greedy, expected, finished):
+    """Whichever of them the run's own evaluations take."""
+    result = podracer.load(finished[0].run_dir)
+    agent, called = result.agent, []
+
+    def act(params, memory, row, key, evaluation):
+        called.append(evaluation)
+        return agent.act(params, memory, row, key, evaluation)
+
+    def best(params, memory, row):
+        called.append("best")
+        action, _, memory = agent.act(params, memory, row, jax.random.key(0), True)
+        return action, memory
+
+    result.agent = agent._replace(act=act, best=best)
+    same = np.array_equal(result.evaluate(16, greedy=greedy).returns, finished[0].evaluate(16).returns)
+    assert set(called) == {expected}
+    assert same == (greedy is not False)
+
+
 def test_one_episode_has_no_spread():
     evaluation = podracer.Evaluation(np.float32([3.0]), np.float32([7.0]), 0)
     assert evaluation.std == 0.0
