@@ -30,8 +30,10 @@ def pong() -> list[str]:
         minutes = f"{run['train_seconds'] / 60:.0f}"
         machine = re.sub(r"1 x \w+ \((.*?)\).*", r"\1", found["machine"])
         commit = short_commit(run["commit"])
-        rows.append((about, score, games, f"{steps:,}", f"{_planned(found, run):,}", minutes, machine, commit))
-    return table(("run", "score (95% interval)", "games", "at step", "planned", "minutes", "machine", "commit"), rows)
+        greedy = f"{found['newest_greedy']['mean']:.1f}" if "newest_greedy" in found else ""
+        rows.append((about, score, greedy, games, f"{steps:,}", f"{_planned(found, run):,}", minutes, machine, commit))
+    head = ("run", "score (95% interval)", "of the best actions", "games", "at step", "planned", "minutes")
+    return table((*head, "machine", "commit"), rows)
 
 
 def _score(found: dict[str, Any], run: dict[str, Any]) -> tuple[str, int, int]:

@@ -14,7 +14,17 @@ FOLDER = "queue"
 def runs() -> list[str]:
     """The results of the queue's runs, in its order."""
     rows = [_row(run, found) for run, found in _measured()]
-    head = ("run", "rows", "last policy (95% interval)", "its best actions", "best checkpoint", "required", "others", "minutes", "commits")
+    head = (
+        "run",
+        "rows",
+        "last policy (95% interval)",
+        "of the best actions",
+        "best checkpoint",
+        "required",
+        "others",
+        "minutes",
+        "commits",
+    )
     return table(head, rows) if rows else ["No run has ended yet."]
 
 
