@@ -155,7 +155,7 @@ def _scores_of_tasks(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 class Evaluator:
-    """Plays whole episodes with an agent's greedy policy; of games for two, against random moves (`games`).
+    """Plays whole episodes as an agent acts in evaluation; games for two are against random moves (`games`).
 
     Of several tasks it plays each by itself, as it would alone.
 
@@ -314,7 +314,7 @@ def on_host(
 ) -> HostEvaluationFn:
     """Makes a function that plays episodes in host environments."""
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
-    act = greedy(agent)
+    act = host_act(agent)
 
     @playing(environments.spec.name)
     def play(params: ActorParams, seed: int, watch: Watch | None = None) -> Evaluation:
@@ -351,7 +351,9 @@ def on_host(
     return play
 
 
-def greedy(agent: Agent) -> Callable[[ActorParams, ArrayTree, Any, jax.Array], tuple[ArrayTree, ArrayTree, jax.Array]]:
+def host_act(
+    agent: Agent,
+) -> Callable[[ActorParams, ArrayTree, Any, jax.Array], tuple[ArrayTree, ArrayTree, jax.Array]]:
     """A jitted `(params, memory, timestep, key) -> (actions, memory, key)` of acting in evaluation."""
 
     @jax.jit

@@ -12,7 +12,7 @@ import numpy as np
 
 from podracer.environments import autoreset, tasks
 from podracer.environments.seeds import first_seed
-from podracer.evaluation.evaluation import greedy
+from podracer.evaluation.evaluation import host_act
 from podracer.evaluation.failures import playing
 from podracer.run.driver import run_keys
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, HostEnvironments
@@ -62,7 +62,7 @@ def frames(
     seed: int,
     max_frames: int = 1000,
 ) -> np.ndarray:
-    """One greedy episode as rendered frames, uint8 [n, H, W, 3]; of several tasks, in the first.
+    """One episode as rendered frames, uint8 [n, H, W, 3], by actions as in evaluation; of several tasks, in the first.
 
     Raises:
       ValueError: as in `check_rendering`.
@@ -96,7 +96,7 @@ def _host_frames(
     agent: Agent, environments: HostEnvironments, params: ActorParams, seed: int, max_frames: int
 ) -> np.ndarray:
     environment = _rendered(environments, seed)
-    act, key = greedy(agent), run_keys(seed)[2]
+    act, key = host_act(agent), run_keys(seed)[2]
     memory = agent.start(jnp.zeros(1, jnp.int32), 1)
     try:
         lanes, step = environment.recv()

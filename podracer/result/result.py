@@ -294,12 +294,10 @@ class Result:
     def animate(
         self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int | None = None
     ) -> plots.Picture:
-        """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
-
-        In a game for two the agent plays both sides.
+        """Writes a GIF of one episode, by the best actions. In a game for two the agent plays both sides.
 
         Args:
-          path: the file's path.
+          path: the file's path; `policy.gif` in the run directory, or in a temporary one, if None.
           seed: seed of the episode.
           member: number of the policy's member; the best one if None.
 
@@ -309,7 +307,8 @@ class Result:
         Raises:
           ValueError: if the environment cannot be rendered.
         """
-        images = rendering.frames(self.agent, self.environment, self.actor_params(member), seed)
+        agent = policies.with_actions(self.agent, True)
+        images = rendering.frames(agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
         return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"), speed)
 

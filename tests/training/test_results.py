@@ -93,9 +93,9 @@ def test_evaluation_statistics(finished):
     assert not np.array_equal(finished[0].evaluate(16, seed=6).returns, returns)
 
 
-@pytest.mark.parametrize(("greedy", "expected"), [(None, True), (True, "best"), (False, False)])
-def test_an_evaluation_takes_the_best_actions_or_samples(greedy, expected, finished):
-    """Whichever of them the run's own evaluations take."""
+@pytest.fixture
+def recorder(finished):
+    """A result, and the kinds of actions that were asked of its agent: `evaluation` of `act`, and "best"."""
     result = podracer.load(finished[0].run_dir)
     agent, called = result.agent, []
 
@@ -109,6 +109,13 @@ def test_an_evaluation_takes_the_best_actions_or_samples(greedy, expected, finis
         return action, memory
 
     result.agent = agent._replace(act=act, best=best)
+    return result, called
+
+
+@pytest.mark.parametrize(("greedy", "expected"), [(None, True), (True, "best"), (False, False)])
+def test_an_evaluation_takes_the_best_actions_or_samples(greedy, expected, recorder, finished):
+    """Whichever of them the run's own evaluations take."""
+    result, called = recorder
     same = np.array_equal(result.evaluate(16, greedy=greedy).returns, finished[0].evaluate(16).returns)
     assert set(called) == {expected}
     assert same == (greedy is not False)
@@ -164,6 +171,12 @@ def test_animation(finished, tmp_path):
     env = finished[0].environment
     assert pictures[0].shape == jax.eval_shape(env.render, jax.eval_shape(env.reset, jax.random.key(0))).shape
     assert len({picture.tobytes() for picture in pictures}) == 10
+
+
+def test_an_animation_shows_the_best_actions(recorder, tmp_path):
+    result, called = recorder
+    result.animate(tmp_path / "best.gif")
+    assert set(called) == {"best"}
 
 
 @pytest.mark.slow
