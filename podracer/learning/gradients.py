@@ -13,14 +13,14 @@ from jax import lax
 from podracer import topology
 from podracer.types import ArrayTree, Metrics
 
-ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700, "narrow": 600}
+ROWS_IN_CACHE = {"images": 48, "small_images": 256, "unrolled": 192, "vectors": 2700, "narrow": 600}
 """Rows that go through a network and back at a time on CPU: more of them fall out of its caches. Images are of 84x84;
-of smaller ones there are more, up to as many as vectors. Measured on two cores (docs/adr/0007): IMPALA's shallow
-network is 1.5 times faster with 42 rows than with 336, an MLP does 10 to 15% less work with 2,700 rows than with 20,000
-(docs/adr/0006). Of a model that is unrolled from an image, half of the rows or more are small states, and a group
-repeats hundreds of small operations (docs/adr/0026). Vectors that go side by side through layers of few weights stay
-below what XLA divides between two threads, which wait for each other longer than they work (docs/adr/0044). Rows of a
-core go one after the other, so that fewer lanes at a time are more operations."""
+of smaller ones there are more, up to `small_images`. Measured on two cores (docs/adr/0007): IMPALA's shallow network
+is 1.5 times faster with 42 rows than with 336, MinAtar's 1.2 times with 256 than with 1,024, an MLP does 10 to 15% less
+work with 2,700 rows than with 20,000 (docs/adr/0006). Of a model that is unrolled from an image, half of the rows or
+more are small states, and a group repeats hundreds of small operations (docs/adr/0026). Vectors that go side by side
+through layers of few weights stay below what XLA divides between two threads, which wait for each other longer than
+they work (docs/adr/0044). Rows of a core go one after the other, so that fewer lanes at a time are more operations."""
 
 NARROW = 8192
 """Weights of the largest array of a network whose products are too short for two threads: 64x64 is faster
@@ -53,7 +53,7 @@ def at_a_time(
         kind = ("unrolled" if unrolled else "images") if images else "vectors"
         rows = ROWS_IN_CACHE[kind]
         if kind == "images":
-            rows = min(ROWS_IN_CACHE["vectors"], rows * 84 * 84 // sum(math.prod(x.shape[2:4]) for x in images))
+            rows = min(ROWS_IN_CACHE["small_images"], rows * 84 * 84 // sum(math.prod(x.shape[2:4]) for x in images))
         limit = rows // rows_per_unit
         few = _divisor(units, ROWS_IN_CACHE["narrow"] // rows_per_unit)
         # Groups of a few rows cost more than a second thread: of a prime number of rows, all go together.
