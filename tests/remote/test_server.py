@@ -1,32 +1,22 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
 import asyncio
-import datetime
-import gc
-import os
-import socket
-import threading
-import time
 import types
 
 import numpy as np
 import pytest
 
 from podracer import spaces
-from podracer.errors import Closed
 from podracer.remote import session_pb2 as pb
-from podracer.remote.settings import Remote
 from podracer.types import EnvSpec, HostStep
 from tests.support import workers
-from tests.support.peers import COUNTING, FINISHED, RemoteEnvironments, first_rows, hello, learner, packed, peer, played
+from tests.support.peers import COUNTING, first_rows, hello, learner, packed, peer, played
 
 grpc = pytest.importorskip("grpc")
 server = pytest.importorskip("podracer.remote.server")
 stream = pytest.importorskip("podracer.remote.stream")
 wire = pytest.importorskip("podracer.remote.wire")
 worker = pytest.importorskip("podracer.remote.worker")
-
-TOKEN = b"a-secret-of-sixteen-bytes"
 
 
 def test_rows_cross_in_both_directions():
@@ -140,14 +130,6 @@ def test_of_one_process_the_older_stream_ends_before_it_is_ready():
         assert made._server._live == 1
 
 
-def test_who_is_not_ready_hears_goodbye():
-    with learner() as made, peer(made.where) as one:
-        one.raw(hello())
-        assert one.receive("welcome").session
-        made.close(FINISHED)
-        assert one.receive("goodbye").why == FINISHED
-
-
 def test_a_stream_is_given_one_message_at_a_time():
     """gRPC fails for a second one, and a goodbye behind a welcome that was under way was lost."""
 
@@ -221,96 +203,6 @@ def test_of_one_process_the_older_stream_ends():
         environment.close()
 
 
-def test_a_token_is_asked_for(tmp_path, capfd):
-    (tmp_path / "token").write_bytes(TOKEN + b"\n")
-    (tmp_path / "other").write_bytes(b"another-secret-of-many-bytes")
-    with learner(token_file=str(tmp_path / "token")) as made:
-        with pytest.raises(worker.RefusedError, match="the token is missing or wrong"):
-            worker.serve_envs(COUNTING, made.where, token_file=str(tmp_path / "other"), quiet=True)
-        with pytest.raises(worker.RefusedError, match="the token is missing or wrong"):
-            worker.serve_envs(COUNTING, made.where, quiet=True)
-        thread = workers.Thread(workers.Counting(), made.where, token_file=str(tmp_path / "token"))
-        environment = made.make(4, 5)
-        played(environment, 2)
-        environment.close()
-    thread.join(5.0)
-    assert thread.error is None
-    with learner(token_file=str(tmp_path / "token")) as made:
-        now = 1000.0
-        made._server._clock = lambda: now
-
-        def refused():
-            begin = time.monotonic()
-            with peer(made.where) as wrong:
-                wrong.raw(hello())
-                assert wrong.status() == (grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
-            return time.monotonic() - begin
-
-        for _ in range(5):
-            refused()
-            now += 1.0
-        assert refused() >= 1.0, "others are answered meanwhile"
-        with peer(made.where, metadata=[("authorization", f"Bearer {TOKEN.decode()}")]) as right:
-            right.join()  # others of its address, such as all behind a gateway, do not keep it out
-        assert len(made._server._logins["ipv4:127.0.0.1"]) == 5
-        now += 61.0
-        assert refused() < 1.0
-    assert TOKEN.decode() not in capfd.readouterr().err
-    (tmp_path / "short").write_bytes(b"short")
-    with pytest.raises(ValueError, match="holds 5 bytes"):
-        worker.serve_envs(COUNTING, "127.0.0.1:1", token_file=str(tmp_path / "short"))
-    for wrong in (b"a secret of sixteen bytes", b"a-secret\n-of-sixteen-bytes", "ä-secret-of-sixteen-bytes".encode()):
-        (tmp_path / "odd").write_bytes(wrong)
-        with pytest.raises(ValueError, match=r"odd must hold one line of printable ASCII without spaces\.$"):
-            worker.serve_envs(COUNTING, "127.0.0.1:1", token_file=str(tmp_path / "odd"))
-
-
-def test_certificates(tmp_path, capfd):
-    trustme = pytest.importorskip("trustme")
-    ca, strange = trustme.CA(), trustme.CA()
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    for name, authority in (("server", ca), ("client", ca), ("stranger", strange), ("expired", ca)):
-        until = {"not_before": now - 2 * day, "not_after": now - day} if name == "expired" else {}
-        made = authority.issue_cert("learner.example", "127.0.0.1", **until)
-        made.private_key_pem.write_to_path(tmp_path / f"{name}.key")
-        for blob in made.cert_chain_pems:
-            blob.write_to_path(tmp_path / f"{name}.crt", append=True)
-    for name, authority in (("ca", ca), ("strange", strange)):
-        authority.cert_pem.write_to_path(tmp_path / f"{name}.crt")
-    file = lambda name: str(tmp_path / name)  # noqa: E731
-    secured = {"tls_cert": file("server.crt"), "tls_key": file("server.key"), "client_ca": file("ca.crt")}
-    mine = {"tls_cert": file("client.crt"), "tls_key": file("client.key")}
-
-    def refused(where, said, **wrong):
-        capfd.readouterr()
-        with pytest.raises(worker.LearnerError, match="no learner at"):
-            worker.serve_envs(COUNTING, where, name="stranger", give_up_after=0.1, **wrong)
-        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("stranger: unavailable: ")]
-        assert said in lines[0]
-
-    with learner(**secured) as made:
-        thread = workers.Thread(workers.Counting(), made.where, tls_ca=file("ca.crt"), **mine)
-        environment = made.make(4, 5)
-        played(environment, 2)
-        refused(made.where, "unable to get local issuer certificate", tls_ca=file("strange.crt"), **mine)
-        refused(made.where, "Hostname Verification", tls_ca=file("ca.crt"), tls_name="elsewhere.example", **mine)
-        refused(made.where, "it may ask for a certificate that it knows (tls_cert)", tls_ca=file("ca.crt"))
-        for name in ("stranger", "expired"):  # gRPC's own log has why, on the learner's side
-            wrong = {"tls_cert": file(f"{name}.crt"), "tls_key": file(f"{name}.key")}
-            refused(made.where, "Socket closed", tls_ca=file("ca.crt"), **wrong)
-        refused(made.where, "it may ask for TLS (tls_ca)")
-        # What is renewed is used for the next connection, and what is half renewed is not.
-        for kind, said in (("key", "Hostname"), ("crt", "certificate has expired")):
-            os.replace(tmp_path / f"expired.{kind}", tmp_path / f"server.{kind}")
-            refused(made.where, said, tls_ca=file("ca.crt"), tls_name="elsewhere.example", **mine)
-        played(environment, 2)
-        environment.close()
-    thread.join(5.0)
-    assert thread.error is None
-    with learner() as made:
-        refused(made.where, "WRONG_VERSION_NUMBER", tls_ca=file("ca.crt"))
-
-
 def test_an_address_is_complained_of_once_a_minute():
     said, now = [], 0.0
     with learner() as made:
@@ -321,30 +213,6 @@ def test_an_address_is_complained_of_once_a_minute():
                 old.raw(hello(protocol=2))
                 old.status()
     assert len(said) == 2
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix:{}/folder/socket"])
-def test_a_taken_port_is_said(listen, tmp_path):
-    with learner(listen=listen.format(tmp_path)) as made:
-        with pytest.raises(OSError, match=rf"cannot listen at {made.where}: the address is in use"):
-            RemoteEnvironments("counting", COUNTING, None, Remote(listen=made.where), answer_timeout=1.0, strict=False)
-        with peer(made.where) as one:
-            one.join()
-        if listen.startswith("unix"):
-            left = made.where.removeprefix("unix:")
-    if listen.startswith("unix"):  # of a learner that was killed
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(left)
-        with learner(listen=listen.format(tmp_path)):
-            pass
-
-
-def test_a_certificate_that_is_none_is_said(tmp_path):
-    for name in ("crt", "key"):
-        (tmp_path / name).write_text("nothing")
-    pair = {"tls_cert": str(tmp_path / "crt"), "tls_key": str(tmp_path / "key")}
-    with pytest.raises(OSError, match="or not ours, or tls_cert and tls_key are no pair"), learner(**pair):
-        pass
 
 
 def test_options_that_are_no_object_are_the_peers_fault():
@@ -415,69 +283,6 @@ def test_an_environment_that_raises_is_a_line_on_both_sides_and_its_block_alone_
     assert thread.error is None
 
 
-def test_a_learner_that_does_not_answer_is_tried_again(monkeypatch, capfd):
-    serve, streams = server.Server._serve, []
-
-    async def once_silent(self, stream, session):
-        streams.append(stream)
-        await (asyncio.sleep(60.0) if len(streams) == 1 else serve(self, stream, session))
-
-    def slow(made, theirs):
-        time.sleep(0.7)  # longer than an answer may take
-        return workers.Counting()
-
-    monkeypatch.setattr(server.Server, "_serve", once_silent)
-    monkeypatch.setattr(worker, "WELCOME_SECONDS", 0.5)
-    monkeypatch.setattr(worker._Made, "__call__", slow)
-    with learner() as made:
-        thread = workers.Thread(workers.Counting(), made.where, name="w", quiet=False)
-        environment = made.make(4, 5)
-        played(environment, 3)
-        *tries, joined = capfd.readouterr().err.splitlines()
-        assert set(tries) == {f"w: {made.where} has not answered for 0.5 s; trying again."}
-        assert joined == f"w: connected to {made.where}."
-        environment.close()
-    thread.join(5.0)
-    assert thread.error is None
-
-
-def test_what_the_environment_is_is_waited_for_as_long_as_is_said():
-    made, begin = server.Server(Remote(listen="127.0.0.1:0"), None, None), time.monotonic()
-    assert made.wait_for_spec(0.2) is None
-    assert 0.2 <= time.monotonic() - begin < 5.0
-    made.close(FINISHED)
-
-
-def test_a_clock_that_jumps_changes_nothing(monkeypatch):
-    real, step = time.time, 2 * server.TICK_SECONDS  # longer than it takes to look who is late
-    with learner() as made:
-        thread = workers.Thread(workers.Counting(misbehave=lambda _: time.sleep(step)), made.where)
-        environment = made.make(4, 5)
-        environment.recv()
-        for hours in (1, -1):
-            environment.send(np.arange(4), np.ones(4, np.int32))
-            monkeypatch.setattr(time, "time", lambda hours=hours: real() + 3600 * hours)
-            _, rows = environment.recv()
-            assert not rows.scalars[2].any()
-        metrics = made.metrics()
-        assert (metrics["remote/breaks"], metrics["remote/rejected"], metrics["remote/sessions"]) == (0, 0, 1)
-        environment.close()
-    thread.join(5.0)
-    assert thread.error is None
-
-
-def test_a_socket_is_in_a_folder_of_ones_own(tmp_path):
-    (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(ValueError, match=r"^remote: the folder .*/open of the socket is open to others \(mode 755\)"):
-        RemoteEnvironments(
-            "counting", COUNTING, None, Remote(listen=f"unix:{tmp_path}/open/s"), answer_timeout=1.0, strict=False
-        )
-    with learner(listen=f"unix:{tmp_path}/open/s", insecure=True):
-        pass
-    with learner(listen=f"unix:{tmp_path}/made/s"):
-        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
-
-
 class Large:
     """Rows of half a megabyte that show the last action, and a leaf of nothing."""
 
@@ -537,132 +342,3 @@ def test_messages_are_as_large_as_the_largest_block_and_no_larger():
                 found = bad.status()
                 assert found[0] == code, found
                 assert said in found[1]
-
-
-def test_ten_workers_and_a_shutdown_in_the_middle():
-    with learner(block=1) as made:
-        threads = [workers.Thread(workers.Counting(), made.where, lanes=1) for _ in range(10)]
-        environment = made.make(10, 5)
-        ended = []
-
-        def act():
-            try:
-                for _ in range(10):
-                    played(environment, 10)
-                    environment.send(np.arange(10), np.ones(10, np.int32))
-                made.close(FINISHED)
-                played(environment, 10_000)
-            except Closed:
-                ended.append(True)
-
-        actor = threading.Thread(target=act)
-        actor.start()
-        for each in threads:
-            each.join(30.0)
-            assert (each.is_alive(), each.error) == (False, None)
-        assert made.metrics()["remote/rows"] >= 1000
-        actor.join(10.0)  # it is woken
-        assert ended
-        made.close(FINISHED)  # a second time is none
-        with pytest.raises(RuntimeError, match="have been sent home"):
-            made.make(10, 5)
-        with learner(listen=made.where):  # the address is free again
-            pass
-
-
-def test_threads_end_with_the_learner():
-    before = threading.active_count()
-    for _ in range(3):
-        with learner() as made:
-            thread = workers.Thread(workers.Counting(), made.where)
-            environment = made.make(4, 5)
-            played(environment, 2)
-            environment.close()
-        thread.join(5.0)
-    assert threading.active_count() <= before + 3  # the loop, and gRPC's own
-
-
-def test_a_learner_says_where_it_is(tmp_path):
-    with learner(announce=str(tmp_path / "where")) as made:
-        assert (tmp_path / "where").read_text().strip() == made.where
-        thread = workers.Thread(workers.Counting(), f"file:{tmp_path}/where")
-        environment = made.make(4, 5)
-        played(environment, 2)
-        environment.close()
-    thread.join(5.0)
-    assert thread.error is None
-    assert not (tmp_path / "where").exists()
-
-
-@pytest.mark.parametrize("where", ["another address", "the same"])
-def test_what_a_later_learner_announces_stays(where, tmp_path):
-    file = tmp_path / "where"
-    with learner(announce=str(file)) as old:
-        address = old.where if where == "the same" else "127.0.0.1:0"
-        if where == "the same":  # it listens no more, and has not come to remove its file
-            old._server._loop.run(old._server._server.stop(0.0))
-        with learner(announce=str(file), listen=address) as new:
-            old.close(FINISHED)
-            assert file.read_text().strip() == new.where
-    assert not file.exists()
-
-
-def test_who_cannot_announce_does_not_listen(tmp_path):
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{one.getsockname()[1]}"
-    (tmp_path / "folder").mkdir()
-    for name in ("missing/where", "folder"):
-        with (
-            pytest.raises(OSError, match=rf"^remote: announce={tmp_path}/{name} cannot be written \(.*; name a file"),
-            learner(announce=str(tmp_path / name), listen=where),
-        ):
-            pass
-        assert [each.name for each in tmp_path.iterdir()] == ["folder"]
-        with learner(listen=where):
-            pass
-
-
-def test_who_goes_before_it_is_ready_is_no_error(caplog):
-    with learner() as made:
-        for run in range(30):
-            with peer(made.where) as one:
-                one.raw(hello(run=run))
-                assert one.receive("welcome")
-                one.call.cancel()
-        until = time.monotonic() + 5.0
-        while made._server._live and time.monotonic() < until:
-            time.sleep(0.01)
-    gc.collect()
-    assert "never retrieved" not in caplog.text
-
-
-def test_an_error_while_it_looks_who_is_late_ends_no_timeouts(monkeypatch, caplog):
-    monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
-    with learner() as made:
-        tick, ticks = made._hub.tick, []
-
-        def fail():
-            ticks.append(tick())
-            raise KeyError("of ours")
-
-        made._hub.tick = fail
-        until = time.monotonic() + 5.0
-        while len(ticks) < 3 and time.monotonic() < until:
-            time.sleep(0.01)
-    assert len(ticks) >= 3
-    assert caplog.text.count("KeyError: 'of ours'") == 1, "it is said once, not with every look"
-
-
-def test_a_peer_that_is_gone_is_no_error(caplog):
-    """gRPC raises where it has to tell the status of a stream to nobody."""
-    gone = type("ExecuteBatchError", (Exception,), {})("Failed")
-    with learner() as made:
-        loop = made._server._loop.loop
-        for error in (gone, ValueError("of ours")):
-            loop.call_soon_threadsafe(loop.call_exception_handler, {"message": "an error", "exception": error})
-        until = time.monotonic() + 5.0
-        while "of ours" not in caplog.text and time.monotonic() < until:
-            time.sleep(0.01)
-    assert "of ours" in caplog.text
-    assert "Failed" not in caplog.text
