@@ -206,3 +206,28 @@ def test_gradients_of_stacked_networks_transpose_no_weights() -> None:
     assert "2x8x3xf32" not in stacked.lower(x, weights).as_text()
     slope = np.cos(np.asarray(x) @ np.asarray(weights))
     np.testing.assert_allclose(stacked(x, weights)[0], slope @ np.asarray(weights).transpose(0, 2, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [(7, 3), (3, 7)])
+def test_dense_gradients(wide: int, narrow: int) -> None:
+    """Gradients of inputs, weights and bias, with either operand the narrower; also a second derivative, for
+    meta-gradients."""
+    keys = jax.random.split(KEY, 3)
+    x = jax.random.normal(keys[0], (2, 5, wide))
+    module = layers.Dense(narrow)
+    params = module.init(keys[1], x)
+    cotangent = jax.random.normal(keys[2], (2, 5, narrow))
+
+    def reference(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.einsum("...i,ij->...j", x, params["params"]["kernel"]) + params["params"]["bias"][None, None]
+
+    def gradients(function: Any) -> Any:
+        first = jax.grad(lambda p, x: jnp.sum(cotangent * jnp.tanh(function(p, x))), (0, 1))
+        square = lambda p, x: sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(first(p, x)))  # noqa: E731
+        return jax.jit(lambda p, x: (function(p, x), first(p, x), jax.grad(square, (0, 1))(p, x)))(params, x)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        gradients(module.apply),
+        gradients(reference),
+    )
