@@ -1,4 +1,4 @@
-"""Returns against the oracles, rlax and finite differences; counters against Python's integers; reductions."""
+"""Returns against the oracles, rlax and finite differences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import nets, returns, topology
-from podracer.learning.counter import COUNTER_BASE, Counter
-from podracer.topology import collectives
+from podracer import returns, topology
 from tests.support import counting, harness, oracles
 
 GAMMA = 0.9
@@ -318,121 +316,6 @@ def test_unrolled_off_cpu_the_sums_stay(T: int) -> None:
         text = str(jax.make_jaxpr(lambda *x: returns.discounted_sum(*x))(x, decay))
         np.testing.assert_allclose(unrolled(x, decay), expected, rtol=1e-6, atol=1e-6)
     assert f"unroll={T if T <= 64 else 16}" in text
-
-
-# Counters.
-
-
-def integer(counter: Counter) -> int:
-    return int(counter.high) * COUNTER_BASE + int(counter.low)
-
-
-@jax.jit
-def added(counter: Counter, n: jax.Array) -> Counter:
-    return counter.add(n)
-
-
-@pytest.mark.parametrize("start", [0, 2**20 - 1, 2**20, 2**31 - 5, 2**32 + 2**20 - 1, 2**50 + 7])
-def test_counter_adds_like_an_integer(start: int) -> None:
-    counter, count = Counter.of(start), start
-    assert integer(counter) == count
-    for n in (0, 1, 1, 2**20 - 2, 2**20, 12345, 2**31 - 2**20 - 1, 3):
-        counter, count = added(counter, jnp.int32(n)), count + n
-        assert integer(counter) == count
-        assert 0 <= int(counter.low) < COUNTER_BASE
-        assert (counter.high.dtype, counter.low.dtype) == (jnp.int32, jnp.int32)
-        assert float(counter.to_float()) == pytest.approx(count, rel=1e-6)
-
-
-def test_counter_passes_two_to_the_31() -> None:
-    counter, count = Counter.of(2**31 - 10**6), 2**31 - 10**6
-    for _ in range(20):
-        counter, count = added(counter, jnp.int32(999_983)), count + 999_983
-    assert integer(counter) == count > 2**31
-    assert bool(Counter.of(2**31 - 1).less_than(counter))
-
-
-def test_counter_less_than() -> None:
-    numbers = [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 2**21, 2**31 - 1, 2**31, 2**31 + 2**20 - 1, 2**50]
-    pairs = [(a, b) for a in numbers for b in numbers]
-    stack = lambda side: jax.tree.map(lambda *x: jnp.stack(x), *(Counter.of(p[side]) for p in pairs))  # noqa: E731
-    np.testing.assert_array_equal(stack(0).less_than(stack(1)), [a < b for a, b in pairs])
-
-
-# Reductions over devices and shards.
-
-
-@pytest.fixture(scope="module")
-def samples() -> tuple[np.ndarray, np.ndarray]:
-    """Values and weights [data, shard, 4, 3]: far from 0, unequally weighted, some shards empty."""
-    rng = np.random.default_rng(10)
-    weight = rng.random((2, 3, 4, 3)) * (rng.random((2, 3, 4, 3)) > 0.4)
-    weight[1, 2] = 0.0
-    return 1000.0 + rng.normal(size=(2, 3, 4, 3)), weight
-
-
-def everywhere(function: Any, *arrays: np.ndarray) -> Any:
-    """`function` on every shard; asserts that all of them got the same."""
-    results = harness.over_axes(function)(*(jnp.asarray(x, jnp.float32) for x in arrays))
-    jax.tree.map(lambda x: np.testing.assert_array_equal(x, jnp.broadcast_to(x[:1, :1], x.shape)), results)
-    return jax.tree.map(lambda x: np.asarray(x[0, 0]), results)
-
-
-def test_global_sum_mean_and_max(samples: tuple[np.ndarray, np.ndarray]) -> None:
-    x, weight = samples
-    total = everywhere(lambda x: collectives.global_sum({"a": x, "b": (jnp.sum(x),)}), x)
-    np.testing.assert_allclose(total["a"], x.sum(axis=(0, 1)), rtol=1e-6)
-    np.testing.assert_allclose(total["b"][0], x.sum(), rtol=1e-6)
-    np.testing.assert_allclose(
-        everywhere(collectives.global_mean, x, weight), (x * weight).sum() / weight.sum(), rtol=1e-6
-    )
-    assert everywhere(collectives.global_mean, x, 0 * weight) == 0.0
-    assert everywhere(collectives.global_max, -x) == np.float32((-x).max())
-    assert everywhere(lambda x: collectives.global_size(len(x)), x) == x[..., 0].size, "4 on each of 2 x 3 shards"
-
-
-def test_global_moments(samples: tuple[np.ndarray, np.ndarray]) -> None:
-    x, weight = samples
-    mean, variance, count = everywhere(collectives.global_moments, x, weight)
-    expected = np.average(x, weights=weight)
-    np.testing.assert_allclose(mean, expected, rtol=1e-6)
-    np.testing.assert_allclose(variance, np.average((x - expected) ** 2, weights=weight), rtol=1e-3)
-    np.testing.assert_allclose(count, weight.sum(), rtol=1e-6)
-
-    # Per column, with a weight of a row each.
-    rows = weight[..., :1]
-    mean, variance, count = everywhere(lambda x, w: collectives.global_moments(x, w, axis=0), x, rows)
-    full = np.broadcast_to(rows, x.shape)
-    expected = np.average(x, axis=(0, 1, 2), weights=full)
-    np.testing.assert_allclose(mean, expected, rtol=1e-6)
-    np.testing.assert_allclose(variance, np.average((x - expected) ** 2, axis=(0, 1, 2), weights=full), rtol=1e-3)
-    np.testing.assert_allclose(count, full.sum(axis=(0, 1, 2)), rtol=1e-6)
-
-
-# Frames.
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.uint8])  # four bytes are stacked in a way of their own
-@pytest.mark.parametrize(("n", "T", "seed"), [(2, 6, 0), (4, 9, 1), (4, 1, 2), (5, 3, 3)])
-def test_frames_are_those_of_the_episode(n, T, seed, dtype):
-    """Against a loop that keeps the frames of the current episode, in two parts that follow each other."""
-    rng, B = np.random.default_rng(seed), 3
-    rows = rng.uniform(0, 256, size=(2 * T, B, 2)).astype(dtype)
-    first = rng.random((2 * T, B)) < 0.3
-    before = rng.uniform(0, 256, size=(B, n - 1, 2)).astype(dtype)
-    stack = jax.jit(nets.stack_frames)
-    one, frames = stack(jnp.asarray(before), jnp.asarray(rows[:T]), jnp.asarray(first[:T]))
-    two, frames = stack(frames, jnp.asarray(rows[T:]), jnp.asarray(first[T:]))
-    found = np.concatenate([one, two])
-    for lane in range(B):
-        memory = list(before[lane])
-        for t in range(2 * T):
-            if first[t, lane]:
-                memory = [np.zeros(2, dtype)] * (n - 1)
-            window = [*memory, rows[t, lane]]
-            np.testing.assert_array_equal(found[t, lane], np.stack(window, -1))
-            memory = window[1:]
-        np.testing.assert_array_equal(frames[lane], np.stack(memory))
 
 
 @pytest.mark.parametrize("wrong", ["values", "discount", "ratios", "dtype"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,3 +45,26 @@ def test_bounds_that_differ_by_number_are_stacked_as_observations_are(shape: tup
     observation, _ = actor_states._stack(memory, jnp.asarray(low)[None, None], jnp.zeros((1, 1), bool))
     np.testing.assert_array_equal(observation[0, 0], np.asarray(seen.low, np.float32))
     assert seen.high == 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])  # four bytes are stacked in a way of their own
+@pytest.mark.parametrize(("n", "T", "seed"), [(2, 6, 0), (4, 9, 1), (4, 1, 2), (5, 3, 3)])
+def test_frames_are_those_of_the_episode(n, T, seed, dtype):
+    """Against a loop that keeps the frames of the current episode, in two parts that follow each other."""
+    rng, B = np.random.default_rng(seed), 3
+    rows = rng.uniform(0, 256, size=(2 * T, B, 2)).astype(dtype)
+    first = rng.random((2 * T, B)) < 0.3
+    before = rng.uniform(0, 256, size=(B, n - 1, 2)).astype(dtype)
+    stack = jax.jit(nets.stack_frames)
+    one, frames = stack(jnp.asarray(before), jnp.asarray(rows[:T]), jnp.asarray(first[:T]))
+    two, frames = stack(frames, jnp.asarray(rows[T:]), jnp.asarray(first[T:]))
+    found = np.concatenate([one, two])
+    for lane in range(B):
+        memory = list(before[lane])
+        for t in range(2 * T):
+            if first[t, lane]:
+                memory = [np.zeros(2, dtype)] * (n - 1)
+            window = [*memory, rows[t, lane]]
+            np.testing.assert_array_equal(found[t, lane], np.stack(window, -1))
+            memory = window[1:]
+        np.testing.assert_array_equal(frames[lane], np.stack(memory))
