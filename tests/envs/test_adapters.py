@@ -1,70 +1,25 @@
-"""Environments of other libraries: what is true of all adapters, each library on a small task, and what is refused."""
+"""Environments of other libraries: what is true of all adapters, and each library on a small task."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import re
 import subprocess
 import sys
 import textwrap
-import types
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
 import podracer
 from envs_jax import adapters
-from envs_jax.adapters import convert, navix, xminigrid
+from envs_jax.adapters import convert, navix
 from envs_jax.testing import check_environment, validate_protocol
 from podracer import environments, spaces
 from podracer.environments import autoreset
-
-NAME = types.SimpleNamespace
-PREFIXES = tuple(adapters.LIBRARIES)
-
-
-@struct.dataclass
-class Params:
-    max_steps_in_episode: int = 6
-    goal: int = 4
-
-
-@struct.dataclass
-class WalkState:
-    place: jax.Array
-    time: int
-    rng: jax.Array
-
-
-class Walk:
-    """An environment as papers ship them: gymnax's interface, a key in the state, and a limit that is a termination."""
-
-    default_params = Params()
-
-    def reset_env(self, key, params):
-        state = WalkState(place=jax.random.randint(key, (), 0, 1), time=0, rng=jax.random.key_data(key))
-        return self.observe(state), state
-
-    def step_env(self, key, state, action, params):
-        chance = jax.random.uniform(jax.random.wrap_key_data(state.rng)) + jax.random.uniform(key)
-        state = WalkState(place=state.place + action, time=state.time + 1, rng=state.rng + 1)
-        there = state.place >= params.goal
-        done = there | (state.time >= params.max_steps_in_episode)
-        return self.observe(state), state, there * 1 + 0.0 * chance, done, {}
-
-    def observe(self, state):
-        return {"far": jnp.where(state.place == 3, jnp.nan, state.place), "odd": state.place % 2 == 1}
-
-    def action_space(self, params):
-        return NAME(n=3)
-
-    def observation_space(self, params):
-        return NAME(spaces={"far": NAME(low=-9.0, high=9.0)})
+from tests.support.foreign import NAME, Lock, Params, Walk
 
 
 @functools.cache
@@ -173,37 +128,6 @@ def test_nan_ends_an_episode():
     assert after.timestep.first
 
 
-class LockState(NamedTuple):
-    key: jax.Array
-    count: jax.Array
-
-
-class LockSeen(NamedTuple):
-    count: jax.Array
-    action_mask: jax.Array
-
-
-class Lock:
-    """Jumanji's interface: only the pair (1, 2) is legal, any other one ends the episode, and so does the time limit."""
-
-    time_limit = 3
-    observation_spec = NAME(action_mask=NAME(shape=(2, 3)))
-    action_spec = NAME(num_values=np.array([2, 3]))
-    reward_spec = NAME(shape=())
-
-    def reset(self, key):
-        return LockState(key, jnp.int32(0)), self.timestep(jnp.int32(0), jnp.asarray(False))
-
-    def step(self, state, action):
-        count = state.count + 1
-        wrong = (action[0] != 1) | (action[1] != 2)
-        return LockState(state.key, count), self.timestep(count, wrong | (count >= self.time_limit))
-
-    def timestep(self, count, over):
-        mask = jnp.zeros((2, 3), bool).at[1, 2].set(True)
-        return NAME(observation=LockSeen(count, mask), reward=1.0, discount=1 - over, last=lambda: over)
-
-
 def test_a_mask_of_combinations():
     """One choice of all of them; the mask is of one axis, and all 1 where the task has ended, but not at the limit."""
     env = podracer.from_jumanji(Lock())
@@ -233,115 +157,6 @@ def test_a_mask_of_combinations():
         podracer.from_jumanji(type("Many", (Lock,), many)())
 
 
-class Fitted(NamedTuple):
-    where: Any
-    declared: Any
-    space: Any
-
-
-INT, FLOAT = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((2,), np.float32)
-SPACES = {
-    "unknown": Fitted(FLOAT, None, spaces.Box(-np.inf, np.inf, (2,))),
-    "shared": Fitted(FLOAT, NAME(minimum=-1.0, maximum=1.0), spaces.Box(-1.0, 1.0, (2,))),
-    "not shared": Fitted(FLOAT, NAME(low=np.array([-1.0, -2.0]), high=2.0), spaces.Box(-np.inf, np.inf, (2,))),
-    "half": Fitted(jax.ShapeDtypeStruct((), np.float16), NAME(low=0.0, high=np.inf), spaces.Box(-np.inf, np.inf, ())),
-    "integers": Fitted(INT, NAME(minimum=np.array([1, -2]), maximum=7), spaces.Box(-2, 7, (2,), np.int32)),
-    "no bounds": Fitted(jax.ShapeDtypeStruct((3, 3), np.uint8), None, spaces.Box(0, 255, (3, 3), np.uint8)),
-    "choice": Fitted(jax.ShapeDtypeStruct((), np.int32), NAME(n=5), spaces.Discrete(5)),
-    "count": Fitted(
-        jax.ShapeDtypeStruct((), np.int32),
-        NAME(num_values=4000, minimum=0, maximum=3999),
-        spaces.Box(0, 3999, (), np.int32),
-    ),
-    "nested": Fitted(
-        {"a": {"b": jax.ShapeDtypeStruct((), np.bool_)}},
-        NAME(a=None),
-        spaces.Dict({"a": spaces.Dict({"b": spaces.Box(0, 1, (), np.uint8)})}),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_spaces_of_observations(name):
-    where, declared, space = SPACES[name]
-    assert convert.observation_space(where, declared) == space
-
-
-def test_spaces_of_actions():
-    assert convert.action_space(NAME(n=3), "it") == spaces.Discrete(3)
-    assert convert.action_space(NAME(num_values=np.array([2, 3])), "it") == spaces.MultiDiscrete((2, 3))
-    box = NAME(low=-1.0, high=np.array([1.0, 2.0]), shape=(2,), dtype=np.float32)
-    assert convert.action_space(box, "it") == spaces.Box([-1.0, -1.0], [1.0, 2.0])
-    for unsupported in (
-        NAME(spaces=()),
-        NAME(low=-np.inf, high=1.0, shape=(), dtype=np.float32),
-        NAME(n=np.ones((2, 2), int)),
-        NAME(n=3, start=1),
-    ):
-        with pytest.raises(ValueError, match=r"^it takes actions in .*not supported; discrete ones from 0, .* are\.$"):
-            convert.action_space(unsupported, "it")
-
-
-def installed(monkeypatch, *, absent=(), version="999"):
-    """Lets every library look installed, except some."""
-    find = importlib.util.find_spec
-    known = {name for library in adapters.LIBRARIES.values() for name in (library.package, *library.also)}
-
-    def found(name, *args):
-        return (None if name in absent else True) if name in known else find(name, *args)
-
-    monkeypatch.setattr(importlib.util, "find_spec", found)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_a_library_that_is_absent_or_old(prefix, monkeypatch, capsys):
-    library = adapters.LIBRARIES[prefix]
-    distribution, _, oldest = library.requirements[0].partition(">=")
-    installed(monkeypatch, absent=(library.package,))
-    with pytest.raises(
-        ValueError,
-        match=rf"^{prefix}: environments need {library.package}, not .*: pip install '{distribution}>={oldest}'",
-    ):
-        environments.make(f"{prefix}:Any")
-    assert podracer_envs(prefix) == 2
-    said = capsys.readouterr().err  # one line, and not where this library raised it
-    assert re.fullmatch(
-        rf"podracer: error: {prefix}: environments need {library.package}, not .*: pip install '[^'\n]*'.*\n", said
-    )
-    assert ".py" not in said
-    installed(monkeypatch, version="0.0.9")
-    with pytest.raises(
-        ValueError, match=rf"^{prefix}: .*{oldest} or later, but 0\.0\.9 is installed.*: pip install -U '"
-    ):
-        environments.make(f"{prefix}:Any")
-    installed(monkeypatch)
-    monkeypatch.setitem(sys.modules, library.package, None)
-    with pytest.raises(ValueError, match=rf"^{prefix}: environments cannot be used here \(ModuleNotFoundError: "):
-        environments.make(f"{prefix}:Any")
-
-
-def podracer_envs(*argv):
-    from podracer import cli
-
-    return cli.run(["envs", *argv])
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_an_unknown_id_gets_the_nearest(prefix, monkeypatch, capsys):
-    installed(monkeypatch)
-    monkeypatch.setitem(sys.modules, adapters.LIBRARIES[prefix].package, types.ModuleType("fake"))
-    module = importlib.import_module(f"envs_jax.adapters.{prefix}")
-    monkeypatch.setattr(module, "tasks", lambda: ["Walk-v1", "Run-v1"])
-    monkeypatch.setattr(module, "TASKS", ("Walk-v1", "Run-v1"), raising=False)
-    with pytest.raises(ValueError, match=rf"^{prefix} has no environment 'Wlak-v1'; did you mean 'Walk-v1'\? known: "):
-        environments.make(f"{prefix}:Wlak-v1")
-    assert podracer_envs(prefix) == 0
-    assert capsys.readouterr().out.split() == [f"{prefix}:Walk-v1", f"{prefix}:Run-v1"]
-    with pytest.raises(ValueError, match="max_steps=0: "):
-        environments.make(f"{prefix}:Walk-v1", max_steps=0)
-
-
 @pytest.mark.parametrize(("version", "limit"), [(0, None), (4, "its own")])
 def test_navix_keeps_the_limits_of_its_tasks(version, limit, monkeypatch):
     """`make` of navix 4 has no limit, and a None hides the task's; that of older ones has 100, which None turns off."""
@@ -354,58 +169,6 @@ def test_navix_keeps_the_limits_of_its_tasks(version, limit, monkeypatch):
     monkeypatch.setattr(navix, "from_navix", lambda env, **settings: env)
     assert navix.make("Room", navix.NavixOptions()) == limit
     assert navix.make("Room", navix.NavixOptions(max_steps=7)) == 7
-
-
-def test_wrappers_are_refused():
-    inner, vmap = Walk(), type("VmapWrapper", (), {"__slots__": ()})
-    convert.check_bare(NAME(env=type("Bare", (), {"__slots__": ()})()), "it")
-    wrapper = type("AutoResetWrapper", (), {"__init__": lambda self: setattr(self, "env", inner)})
-    for adapt in (podracer.from_brax, podracer.from_jumanji, podracer.from_playground):
-        with pytest.raises(ValueError, match="is wrapped in AutoResetWrapper: .* give the environment inside of it"):
-            adapt(wrapper())
-    for base, adapt in (("EpisodeWrapper", podracer.from_brax), ("GymAutoResetWrapper", xminigrid.from_xminigrid)):
-        kind = type("Mine", (type(base, (), {}),), {})
-        with pytest.raises(ValueError, match="^Mine is wrapped in Mine: resets"):
-            adapt(kind(), **({"params": None} if adapt is xminigrid.from_xminigrid else {}))
-    with pytest.raises(ValueError, match="^Navix is wrapped in VmapWrapper: "):
-        navix.from_navix(type("Navix", (), {"__init__": lambda self: setattr(self, "_env", vmap())})())
-    logging = type("LogWrapper", (Walk,), {"_env": inner})
-    with pytest.raises(ValueError, match=r"^LogWrapper is a wrapper, .*; give what is inside\.$"):
-        podracer.from_gymnax(logging())
-
-
-def test_options_are_refused():
-    """Before a library is imported, in the options' own words."""
-    for name, options, message in (
-        ("xminigrid:MiniGrid-Empty-5x5", {"ruleset": "trivial-21k"}, "ruleset='trivial-21k': write BENCHMARK:NUMBER"),
-        ("playground:CheetahRun", {"config": ("ctrl_dt",)}, "^config='ctrl_dt': write name=value"),
-        ("brax:ant", {"backend": "warp"}, r"BraxOptions\.backend='warp': expected"),
-        ("navix:Navix-Empty-5x5-v0", {"observation": "all"}, r"NavixOptions\.observation='all': expected"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            environments.options(name)(**options)
-
-
-def test_time_limits_are_refused():
-    for max_steps, adapt in ((0, podracer.from_gymnax), (-1, podracer.from_gymnax), (0, podracer.from_jumanji)):
-        thing = Lock() if adapt is podracer.from_jumanji else Walk()
-        with pytest.raises(ValueError, match=rf"^max_steps={max_steps}: an episode of \w+ has at least 1 step"):
-            adapt(thing, max_steps=max_steps)
-    with pytest.raises(
-        ValueError, match=r"^Walk: params=LockParams: must be a dataclass, so that max_timesteps can be"
-    ):
-        podracer.from_gymnax(Walk(), NamedTuple("LockParams", [("max_timesteps", int)])(3))
-    for params in (None, Params(max_steps_in_episode=None)):
-        with pytest.raises(ValueError, match=r"^(Nothing|Walk) cannot be used here \((AttributeError|TypeError): "):
-            podracer.from_gymnax(Walk() if params else type("Nothing", (), {})(), params)
-    with pytest.raises(ValueError, match=r"^object cannot be used here \(AttributeError: "):
-        xminigrid.from_xminigrid(object(), NAME())
-    with pytest.raises(ValueError, match=r"^object cannot be used here \(AttributeError: .*max_steps"):
-        navix.from_navix(object())
-    room = type("Room", (Lock,), {"_generator": NAME(_max_step=3)})()
-    assert podracer.from_jumanji(room).spec.max_episode_steps == 3
-    with pytest.raises(ValueError, match=r"^Room: max_steps=4: its states have room for 3 steps; .* time_limit=4"):
-        podracer.from_jumanji(room, max_steps=4)
 
 
 class Arm:
@@ -453,12 +216,6 @@ def test_the_limit_of_a_robot_comes_later():
         assert [(bool(row.last), float(row.discount)) for row in rows] == [(False, 1.0)] * (T - 1) + [(True, 1.0)]
         assert rows[0].reward == T + 1
     assert arm._config == {"episode_length": 3}
-
-
-def test_warp_needs_cuda():
-    robot = NAME(mjx_model=NAME(impl=NAME(value="warp")))
-    with pytest.raises(ValueError, match=r'^Robot: impl="warp" runs on CUDA alone, and this is cpu; give impl="jax"'):
-        podracer.from_playground(robot, name="Robot")
 
 
 class Task(NamedTuple):
