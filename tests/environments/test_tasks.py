@@ -17,7 +17,7 @@ import pytest
 
 import podracer
 from envs_jax import make, wrappers
-from podracer import agents, environments, spaces
+from podracer import agents, environments
 from podracer.anakin import random_play, rollout
 from podracer.anakin.driver import Anakin
 from podracer.environments import task_lists
@@ -30,41 +30,13 @@ from podracer.run import rundir
 from podracer.run.driver import episode_means
 from podracer.sebulba import actor_program
 from podracer.topology import collectives
-from podracer.types import Agent, EnvSpec, EpisodeStats, HostStep, Transition, task_of
+from podracer.types import Agent, EnvSpec, EpisodeStats, task_of
 from tests.support import harness
+from tests.support.told import TOLD, Host, Told
 
 T, B = 5, 6
 
 
-@dataclasses.dataclass(frozen=True)
-class Told:
-    """Episodes of `length` steps whose observations are (code, step, 0, ...) and whose rewards are the code."""
-
-    code: float = 1.0
-    length: int = 3
-    size: int = 2
-    choices: int = 2
-    costly_reset: bool = False
-
-    @property
-    def spec(self) -> EnvSpec:
-        box = spaces.Box(0.0, 1000.0, (self.size,))
-        return EnvSpec("told", box, spaces.Discrete(self.choices), self.length, metrics=("codes", str(self.code)))
-
-    def reset(self, key: jax.Array) -> jax.Array:
-        return jnp.int32(0)
-
-    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Transition]:
-        last, code = state + 1 == self.length, jnp.float32(self.code)
-        metrics = {"codes": code, str(self.code): code}
-        return state + 1, Transition(code, 1.0 - last.astype(jnp.float32), last, metrics)
-
-    def observe(self, state: jax.Array) -> jax.Array:
-        shown = jnp.stack([jnp.float32(self.code), state.astype(jnp.float32)])
-        return jnp.pad(shown, (0, self.size - 2))
-
-
-TOLD = {"one": Told(1.0, 3), "two": Told(20.0, 2), "three": Told(300.0, 4, costly_reset=True)}
 CODES, LENGTHS = np.array([1.0, 20.0, 300.0]), np.array([3.0, 2.0, 4.0])
 
 
@@ -155,91 +127,6 @@ def test_equal_tasks_are_one() -> None:
         np.testing.assert_array_equal(means["episode/return"], whole["episode/return"])
 
 
-class HostRunning:
-    def __init__(self, parent: Host, num_lanes: int):
-        self.parent, self.spec = parent, parent.spec
-        self.lanes, self.t = np.arange(num_lanes, dtype=np.int32), np.zeros(num_lanes, np.int64)
-
-    def recv(self) -> tuple[np.ndarray, HostStep]:
-        told = self.parent.told
-        self.parent.log.append(("recv", told.code))
-        first, last = self.t == 0, self.t == told.length
-        shown = np.zeros((len(self.lanes), told.size), np.float32)
-        shown[:, 0], shown[:, 1] = told.code, self.t
-        raw = (np.full(len(self.lanes), 7.0), last & (self.t == 9)) if self.parent.raw else (None, None)
-        metrics = np.stack([self.t * told.code, self.t * told.code])
-        return self.lanes, HostStep.of(shown, np.full(len(self.lanes), told.code), last, first, last, *raw, metrics)
-
-    def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self.parent.log.append(("send", self.parent.told.code, np.asarray(actions).tolist()))
-        np.testing.assert_array_equal(lanes, self.lanes)
-        self.t = np.where(self.t == self.parent.told.length, 0, self.t + 1)
-
-    def close(self) -> None:
-        self.parent.log.append(("close", self.parent.told.code))
-
-
-class Host:
-    """Host environments in NumPy, one of `Told`; `log` is told of every call."""
-
-    running: type[HostRunning] = HostRunning
-
-    def __init__(self, told: Told, log: list[Any], raw: bool = False):
-        self.told, self.log, self.raw = told, log, raw
-        self.spec = told.spec._replace(raw_scores=raw)
-
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
-        self.log.append(("make", num_lanes, seed, evaluation))
-        return self.running(self, num_lanes)
-
-
-def test_rows_of_the_host() -> None:
-    log: list[Any] = []
-    wide, narrow = Told(1.0, 3, size=4, choices=3), Told(20.0, 2)
-    tasks = HostTasks({"wide": Host(wide, log), "narrow": Host(narrow, log, raw=True)}, union="pad", task_input=True)
-    assert tasks.spec == EnvSpec(
-        "wide,narrow",
-        spaces.Dict({"observation": spaces.Box(0.0, 1000.0, (4,)), "task": spaces.Box(0.0, 1.0, (2,))}),
-        spaces.Discrete(3),
-        3,
-        metrics=("codes",),
-        raw_scores=True,
-        tasks=("wide", "narrow"),
-    )
-    running = tasks.make(4, 100)
-    lanes, before = running.recv()
-    running.send(lanes, np.array([2, 2, 1, 1]))
-    _, rows = running.recv()
-    # Both are sent their actions before one is waited for; an action that a task does not have is its action 0.
-    calls = [("recv", 1.0), ("recv", 20.0)]
-    made = [("make", 2, 100, False), ("make", 2, 102, False)]
-    assert log == [*made, *calls, ("send", 1.0, [2, 1]), ("send", 20.0, [0, 1]), *calls]
-    np.testing.assert_array_equal(lanes, range(4))
-    shown = np.array([[1.0, 1.0, 0.0, 0.0], [20.0, 1.0, 0.0, 0.0]] * 2)
-    np.testing.assert_array_equal(rows.observation["observation"], shown)
-    np.testing.assert_array_equal(rows.observation["task"], np.eye(2)[[0, 1, 0, 1]])
-    # reward, discount, first, last, raw score, game over: a task without raw scores has its own.
-    alike = [[1.0, 20.0] * 2, [1.0] * 4, [0.0] * 4, [0.0] * 4, [1.0, 7.0] * 2, [0.0] * 4]
-    np.testing.assert_array_equal(rows.scalars, alike)
-    np.testing.assert_array_equal(rows.metrics, [[1.0, 20.0] * 2])
-    for _ in range(2):
-        running.send(lanes, np.zeros(4, np.int32))
-        _, later = running.recv()
-    np.testing.assert_array_equal(later.scalars[[3, 5]], [[1.0, 0.0] * 2] * 2)
-    np.testing.assert_array_equal(before.observation["observation"][:, 1], 0.0)  # rows are not written to again
-    running.close()
-    assert log[-2:] == [("close", 1.0), ("close", 20.0)]
-    zeros = HostStep.zeros(tasks.spec, 4)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), zeros) == jax.tree.map(lambda x: (x.shape, x.dtype), rows)
-    # A task by itself has the same spaces, and its own place.
-    narrow_alone = tasks.alone()["narrow"]
-    assert (narrow_alone.spec.max_episode_steps, narrow_alone.spec.tasks) == (2, ())
-    _, alone = narrow_alone.make(2, 5, evaluation=True).recv()
-    assert log[-2] == ("make", 2, 5, True)
-    np.testing.assert_array_equal(alone.observation["task"], [[0.0, 1.0]] * 2)
-    np.testing.assert_array_equal(alone.observation["observation"], [[20.0, 0.0, 0.0, 0.0]] * 2)
-
-
 def test_sums_of_sebulba() -> None:
     log: list[Any] = []
     tasks = HostTasks({name: Host(told, log) for name, told in TOLD.items()})
@@ -257,26 +144,6 @@ def test_sums_of_sebulba() -> None:
     check_rows(trajectory, jax.device_get(episodes))
 
 
-def test_pure_jax_is_as_the_host() -> None:
-    """Padding, actions and the task as an input."""
-    wide, narrow = Told(1.0, 3, size=4, choices=3), Told(20.0, 2)
-    settings: dict[str, Any] = {"union": "pad", "task_input": True}
-    tasks = Tasks({"wide": wide, "narrow": narrow}, **settings)
-    assert tasks.spec == HostTasks({"wide": Host(wide, []), "narrow": Host(narrow, [])}, **settings).spec
-    shown = tasks.alone()["narrow"].observe(jnp.int32(1))
-    np.testing.assert_array_equal(shown["observation"], [20.0, 1.0, 0.0, 0.0])
-    np.testing.assert_array_equal(shown["task"], [0.0, 1.0])
-    assert tasks.spec.observation_space.contains(harness.numbers_of(shown))
-    bandit = wrappers.flatten()(make("bandit"))
-    bandits = Tasks({"bandit": bandit, "wide": Told(choices=50)}, union="pad", task_input=False).alone()["bandit"]
-    assert bandits.spec.action_space.num_values == 50  # type: ignore[union-attr]
-    state, key = bandit.reset(jax.random.key(0)), jax.random.key(1)
-    for action, acts_as in ((49, 0), (2, 2)):
-        harness.assert_same(
-            bandits.step(state, jnp.int32(action), key)[0], bandit.step(state, jnp.int32(acts_as), key)[0]
-        )
-
-
 def test_the_task_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_play, "STEPS", 2)
     monkeypatch.setattr(random_play, "LANES", 2)
@@ -284,85 +151,6 @@ def test_the_task_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -
     said = "in bad, the environment's observation is not finite after 0 steps of random actions"
     assert random_play.not_finite(Tasks({"good": Told(), "bad": bad})) == said
     assert random_play.not_finite(bad) == said.removeprefix("in bad, ")  # type: ignore[arg-type]
-
-
-class FaultyRunning(HostRunning):
-    """Rows that are not what the spec says, or not of all lanes."""
-
-    def recv(self) -> tuple[np.ndarray, HostStep]:
-        lanes, rows = super().recv()
-        match self.parent.told.code:
-            case 1.0:
-                return lanes[::-1], rows
-            case 2.0:
-                return lanes[:1], jax.tree.map(lambda x: x[..., :1], rows)
-            case 3.0:
-                return lanes, rows._replace(observation=rows.observation[:, :1])
-        return lanes, rows._replace(observation=rows.observation.astype(np.float64))
-
-
-class Faulty(Host):
-    running = FaultyRunning
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (1.0, r"faulty returned lanes \[1 0\]; actors need all 2, in order"),
-        (2.0, r"faulty returned lanes \[0\]; actors need all 2, in order"),
-        (3.0, r"faulty's rows have float32\[2, 1\] in observation, where its spec says float32\[2, 2\]"),
-        (4.0, r"faulty's rows have float64\[2, 2\] in observation, where its spec says float32\[2, 2\]"),
-    ],
-)
-def test_rows_of_a_task_that_are_not_what_its_spec_says(code: float, message: str) -> None:
-    running = HostTasks({"right": Host(Told(), []), "faulty": Faulty(Told(code), [])}).make(4, 0)
-    with pytest.raises(ValueError, match=message):
-        running.recv()
-
-
-class ShutRunning(HostRunning):
-    """Can be woken, and fails to close."""
-
-    def wake(self) -> None:
-        self.parent.log.append(("wake", self.parent.told.code))
-
-    def close(self) -> None:
-        super().close()
-        raise OSError("closed badly")
-
-
-class Shut(Host):
-    """Has numbers to log, and no lanes where its code is 2."""
-
-    running = ShutRunning
-
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
-        if self.told.code == 2.0:
-            raise ValueError("no lanes today")
-        return super().make(num_lanes, seed, evaluation=evaluation)
-
-    def metrics(self) -> dict[str, float]:
-        return {"busy": self.told.code}
-
-
-def test_tasks_are_logged_woken_and_closed() -> None:
-    log: list[Any] = []
-    one, other = Shut(Told(1.0), log), Shut(Told(3.0), log)
-    tasks = HostTasks({"one": one, "other": other})
-    assert tasks.metrics() == {"busy/one": 1.0, "busy/other": 3.0}
-    assert HostTasks([Host(Told(), log)]).metrics() == {}
-    running = tasks.make(2, 0)
-    assert running.wake
-    running.wake()
-    assert log[-2:] == [("wake", 1.0), ("wake", 3.0)]
-    assert HostTasks({"one": one, "host": Host(Told(), log)}).make(2, 0).wake is None
-    with pytest.raises(OSError, match="closed badly"):
-        running.close()
-    assert log[-2:] == [("close", 1.0), ("close", 3.0)], "both"
-    # One that cannot be made closes those that were.
-    with pytest.raises(ValueError, match="no lanes today"):
-        HostTasks({"host": Host(Told(5.0), log), "two": Shut(Told(2.0), log)}).make(2, 0)
-    assert log[-1] == ("close", 5.0)
 
 
 def test_tasks_without_each_by_itself_are_refused() -> None:
@@ -404,19 +192,6 @@ def test_a_mistake_of_an_environment_is_its_own() -> None:
 
     with pytest.raises(TypeError, match=r"Unfinished.reset is missing"):
         podracer.train("vtrace", [Told(), Unfinished()], wrap=["flatten"])
-
-
-@pytest.mark.slow
-def test_saved_tasks_go_on() -> None:
-    tasks = HostTasks({name: SteppedEnvironments(told) for name, told in TOLD.items()})
-    assert tasks.saved
-    assert not HostTasks([Host(Told(), [])]).saved
-    one, other, lanes = tasks.make(B, 3), tasks.make(B, 9), np.arange(B)
-    for _ in range(3):
-        one.recv()
-        one.send(lanes, np.zeros(B, np.int32))
-    other.load(one.save())
-    harness.assert_same(one.recv(), other.recv())
 
 
 def test_means_by_task() -> None:
