@@ -16,8 +16,8 @@ from podracer.agents import PPOConfig
 from podracer.agents.ppo import loss, normalize_minibatch
 from podracer.learning import minibatches
 from podracer.types import EnvSpec
-from tests.agents.test_ppo import KEY, NUMBERS, ONCE, B, T, made, samples_of, small
 from tests.support import harness, oracles
+from tests.support.small_ppo import KEY, NUMBERS, ONCE, B, T, made, samples_of, small
 
 A = 2
 SPEC = EnvSpec("robot", spaces.Box(-9.0, 9.0, (3,)), spaces.Box(-1.0, 1.0, (A,)))
