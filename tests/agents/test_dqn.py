@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -10,91 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, nets, spaces
+from podracer import agents, nets
 from podracer.agents import DQNConfig
 from podracer.learning import value_distributions
-from podracer.types import Agent, Batch, EnvSpec, Trajectory
+from podracer.types import Batch
 from tests.support import harness
-
-SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
-A, K = 4, 5
-SMALL: dict[str, Any] = {
-    "hidden_sizes": (8,),
-    "replay_ratio": 16.0,
-    "target_interval": 3,
-    "max_error": 1.0,
-}
-ROWS, LANES = 12, 6
-
-
-@functools.cache
-def made(**overrides: Any) -> Agent:
-    distribution = {"num_bins": K, "max_value": 3.0} if overrides.get("values", "mean") != "mean" else {}
-    return agents.dqn.make(SPEC, DQNConfig(**(SMALL | distribution | overrides)))
-
-
-def network_of(agent: Agent) -> nets.Network:
-    """The network of the agent's config, without noise."""
-    config = agent.config
-    return nets.make_q(
-        nets.stacked_spec(SPEC, config.frame_stack),
-        hidden_sizes=(8,),
-        head_size=config.head_size,
-        dueling=config.dueling,
-        num_bins=1 if config.values == "mean" else K,
-    )
-
-
-@functools.cache
-def sequences(n: int, context: int = 0, seed: int = 0) -> tuple[Trajectory, Any]:
-    """All sequences of n + 1 rows, with ends of all kinds, whose first transition is real; and the rows before them."""
-    rows = jax.tree.map(np.asarray, harness.timesteps(seed, ROWS, LANES))
-    rng = np.random.default_rng(seed)
-    actions = rng.integers(0, A, (ROWS, LANES), np.int32)
-    starts = [(r, i) for i in range(LANES) for r in range(context, ROWS - n + 1) if not rows.first[r + 1, i]]
-    starts = starts[: len(starts) // 2 * 2]
-    row, lane = (np.array(x, np.int32) for x in zip(*starts))
-    window = lambda x, offsets: x[row[None] + np.asarray(offsets, np.int32)[:, None], lane[None]]  # noqa: E731
-    timesteps = jax.tree.map(lambda x: window(x, np.arange(n + 1)), rows)
-    before = window(rows.observation, np.arange(-context, 0)), window(rows.first, np.arange(-context, 0))
-    version = np.zeros((n, len(row)), np.int32)
-    return Trajectory(timesteps, window(actions, np.arange(n)), {}, (), version, lane), before  # type: ignore[arg-type]
-
-
-def batch_of(agent: Agent) -> Batch:
-    """Sequences as the agent's replay gives them, with importance weights."""
-    spec: Any = agent.replay
-    trajectory, before = sequences(spec.length - 1, spec.context)
-    N = trajectory.lane.shape[0]
-    kept = spec.keep(agent.start(jnp.zeros(N, jnp.int32), N))
-    assert jax.tree.leaves(kept) == []
-    weight = np.random.default_rng(1).random(N).astype(np.float32)
-    state = jax.jit(spec.restore)(kept, *before)
-    return jax.tree.map(jnp.asarray, Batch(trajectory._replace(actor_state=state), weight, trajectory.lane))  # type: ignore[arg-type]
-
-
-def learner_of(agent: Agent) -> Any:
-    """A learner whose target network is another one, 3 updates after it was copied."""
-    init = jax.jit(agent.init)
-    learner, other = (init(jax.random.key(seed), harness.hyper(agent)) for seed in (0, 9))
-    return learner._replace(aux=jax.tree.map(lambda x: 2.0 * x, other.params), num_updates=jnp.int32(3))
-
-
-def learn(agent: Agent, learner: Any, batch: Batch, key: int = 0, progress: float = 0.0) -> Any:
-    return harness.alone(agent.learn)(learner, batch, jnp.float32(progress), jax.random.key(key))
-
-
-def act(agent: Agent, learner: Any, observation: Any, key: int = 0, evaluation: bool = False) -> np.ndarray:
-    """The actions [B] on observations [B, ...] that each open an episode."""
-    B = len(observation)
-    row = jax.tree.map(lambda x: jnp.broadcast_to(x[0, :1], (B, *x.shape[2:])), harness.timesteps(0, 1, 1))
-    row = row._replace(observation=jnp.asarray(observation), first=jnp.ones(B, bool))
-    params = agent.actor_params(learner, jnp.float32(0))
-    state = agent.start(jnp.arange(B, dtype=jnp.int32), B)
-    action, _, _ = jax.jit(agent.act, static_argnums=4)(params, state, row, jax.random.key(key), evaluation)
-    assert action.dtype == jnp.int32
-    return np.asarray(action)
-
+from tests.support.small_dqn import SMALL, SPEC, A, K, act, batch_of, learn, learner_of, made, network_of
 
 # Learning.
 
@@ -364,48 +284,3 @@ def test_actors_take_the_best_action_but_for_epsilon(values: Any) -> None:
         assert 1 - counts[best] / many == pytest.approx(0.75 * epsilon, abs=4 * np.sqrt(epsilon / many))
         others = np.delete(counts, best) / many
         np.testing.assert_allclose(others, epsilon / 4, atol=4 * np.sqrt(epsilon / 4 / many))
-
-
-# Settings.
-
-
-def test_the_replay_is_what_the_settings_say() -> None:
-    agent = made(n_step=3, frame_stack=4, batch_size=32, replay_ratio=8.0, importance_exponent=0.4)
-    spec: Any = agent.replay
-    assert (spec.starts, spec.length, spec.context, spec.ratio) == ("rows", 4, 3, 8.0)
-    assert (spec.capacity, spec.min_size, spec.batch_size) == (20_000, 1_000, 32)
-    assert spec.priority is None
-    found = [float(spec.importance_exponent(jnp.float32(x))) for x in (0.0, 0.5, 1.0)]
-    np.testing.assert_allclose(found, [0.4, 0.7, 1.0], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"replay_capacity": 100}, "replay_min_size=1000 must be at most replay_capacity=100"),
-        ({"max_value": float("inf")}, "max_value=inf must be finite"),
-        ({"max_value": 10.0}, 'max_value=10.0 is of distributions, not of values="mean"; leave it out.'),
-        ({"num_bins": 50}, 'num_bins=50 is of distributions, not of values="mean"; leave it out.'),
-        ({"importance_exponent": 0.5}, "importance_exponent=0.5 corrects for priorities, of which there are none with"),
-        ({"importance_exponent_final": 0.5}, "importance_exponent_final=0.5 corrects for priorities"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
-    """Beside those of tests/cli/test_cli_mistakes.py."""
-    with pytest.raises(ValueError, match=message):
-        DQNConfig(**settings)
-
-
-def test_networks_that_do_not_fit_are_refused() -> None:
-    plain = nets.make_q(SPEC, hidden_sizes=(4,), head_size=0)
-    with pytest.raises(nets.NetworkError, match=r"noise=0.5: only the library's own network"):
-        agents.dqn.make(SPEC, DQNConfig(noise=0.5), plain)
-    for values in ("categorical", "quantile"):
-        with pytest.raises(
-            nets.NetworkError, match=r"Discrete\(4\) needs P = 204 outputs: 51 numbers for the value of"
-        ):
-            agents.dqn.make(SPEC, DQNConfig(values=values), plain)
-    with pytest.raises(nets.NetworkError, match="dqn replays single rows, .* r2d2 replays sequences"):
-        agents.dqn.make(SPEC, DQNConfig(), nets.make_q(SPEC, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 3)))
-    with pytest.raises(ValueError, match="action values need Discrete"):
-        agents.dqn.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
