@@ -45,6 +45,7 @@ LONG = (
     "agents/test_efficientzero_search.py",
     "agents/test_efficientzero_statistics.py",
     "sebulba/test_driver.py",
+    "sebulba/test_replays.py",
     "remote/test_remote_processes.py",
     "sebulba/test_devices.py",
     "pod/test_pod_equality.py",

@@ -1,4 +1,4 @@
-"""Training on environments that workers step: equal to local ones in lockstep, and what becomes of it when they fail."""
+"""Training on environments that workers step: equal to local ones in lockstep, and what becomes of it when one fails."""
 
 import threading
 import time

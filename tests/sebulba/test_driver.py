@@ -1,7 +1,5 @@
 """Sebulba end to end with the counting environment: alignment, contiguity, memory, versions, order and resuming."""
 
-import copy
-import dataclasses
 import functools
 import itertools
 
@@ -11,148 +9,14 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer import agents, distributions, nets, replay, topology
-from podracer.agents import PPOConfig, VTraceConfig
+from podracer import distributions, nets, topology
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
-from podracer.sebulba import learner_loop
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import collectives
-from podracer.trajectories import by_lane
 from tests.support import counting, harness, tiers
-
-T, B = 5, 8
-COUNTING = counting.CountingEnvironment()
-
-
-@functools.cache
-def agent_of(name, core_size=0, normalize=True):
-    common = {
-        "rollout_length": T,
-        "hidden_sizes": (8,),
-        "core_size": core_size or 1,
-        "core": "lstm" if core_size else "none",
-    }
-    if name == "vtrace":
-        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common))
-    if name == "vtrace with replay":
-        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40 * T))
-    if name == "r2d2":
-        replayed = {"batch_size": 4, "replay_capacity": 100 * T, "replay_min_size": 10 * T, "replay_ratio": 9 / T}
-        config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
-        return agents.r2d2.make(COUNTING.spec, config)
-    if name == "dqn":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
-        config = agents.DQNConfig(
-            rollout_length=T, hidden_sizes=(8,), **replayed, target_interval=3, n_step=3, frame_stack=2
-        )
-        return agents.dqn.make(COUNTING.spec, config)
-    if name == "muzero":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
-        sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11}
-        config = agents.MuZeroConfig(
-            rollout_length=T, **replayed, **sizes, simulations=2, unroll_length=2, n_step=2, frame_stack=2
-        )
-        return agents.muzero.make(COUNTING.spec, config)
-    if name == "efficientzero":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
-        sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 4}
-        groups = {"reanalyse_group": 2, "target_interval": 4, "refresh_interval": 4}
-        config = agents.EfficientZeroConfig(
-            **{"rollout_length": T, "simulations": 2, "unroll_length": 2, "n_step": 2, "frame_stack": 2},
-            **replayed,
-            **sizes,
-            **groups,
-        )
-        return agents.efficientzero.make(COUNTING.spec, config)
-    if name == "pqn":
-        config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
-        return agents.pqn.make(COUNTING.spec, config)
-    return agents.ppo.make(
-        COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
-    )
-
-
-_drivers = {}
-
-
-def driver_of(
-    agent,
-    threads=1,
-    mode="async",
-    seed=0,
-    hyper=None,
-    num_shards=1,
-    updates_per_batch=1,
-    replay_memory="device",
-    replicas=1,
-):
-    """A driver of its own. It shares its compiled programs, which neither order nor seed nor numbers are part of."""
-    key = (id(agent), threads, num_shards, updates_per_batch, replay_memory, replicas)
-    if key not in _drivers:
-        layout = topology.make_host(
-            num_envs=B * threads * replicas,
-            envs_per_actor=B,
-            actor_threads=threads,
-            replicas=replicas,
-            devices=jax.local_devices()[:1],
-            num_shards=num_shards,
-            updates_per_batch=updates_per_batch,
-        )
-        _drivers[key] = Sebulba(
-            agent,
-            SteppedEnvironments(COUNTING),
-            layout,
-            RunConfig(updates_per_batch=updates_per_batch, replay_memory=replay_memory),
-            agent.hyper,
-        )
-    driver = copy.copy(_drivers[key])
-    driver.actors = copy.copy(driver.actors)
-    driver._run = driver.actors._run = dataclasses.replace(driver._run, mode=mode, seed=seed)
-    driver._hyper = agent.hyper | (hyper or {})
-    driver.shared = _drivers[key]
-    return driver
-
-
-def run(driver, total_steps=600, state=None, milestone=None):
-    """Trains; returns the final state, what was passed to the learner by its first lane, progress, and milestones."""
-    captured, progress, states = {}, [], []
-    spread = driver.learning.spread
-
-    def capture(trajectory, replica=0):
-        numbers = harness.numbers_of(trajectory)
-        captured.setdefault(int(numbers.lane[0]), []).append(numbers)
-        return spread(trajectory, replica)
-
-    driver.learning = driver.learning._replace(spread=capture)
-    state = driver.init() if state is None else state
-    if not driver.shared._actor_programs.act:
-        driver.shared.compile(state)
-    driver._actor_programs, driver._programs = driver.shared._actor_programs, driver.shared._programs
-    final, complete = driver.run(
-        state,
-        RunHooks(
-            next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
-            on_progress=progress.append,
-            on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
-            should_stop=lambda: False,
-        ),
-        total_steps=total_steps,
-    )
-    assert complete
-    return final, captured, progress, states
-
-
-def joining(join, joined):
-    """`join`, keeping what it returns."""
-
-    def kept(rollouts):
-        trajectory = join(rollouts)
-        joined.append(harness.numbers_of(trajectory))
-        return trajectory
-
-    return kept
+from tests.support.small_sebulba import COUNTING, B, T, agent_of, driver_of, joining, run
 
 
 @pytest.mark.parametrize(
@@ -189,74 +53,6 @@ def test_trajectories_keep_the_contract(name, threads, mode, replicas):
     learnt = sum(p.transitions for p in progress)
     assert learnt == int(final.env_steps.low[0]) >= 600
     assert progress[-1].updates == int(final.learner.num_updates[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "num_shards"), [("dqn", 2), ("r2d2", 1), *tiers.nightly(("muzero", 2), ("r2d2", 2))])
-def test_replayed_sequences_keep_the_contract(name, num_shards):
-    """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
-    agent = agent_of(name, core_size=4)
-    driver = driver_of(agent, threads=2, num_shards=num_shards)
-    final, _, progress, _ = run(driver, total_steps=3000)
-    counts, rings, _ = final.replay_state
-    assert int(counts.batches) * T * B >= 3000
-    assert np.min(counts.rollouts) > 3
-    assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
-    lanes = B // num_shards
-    spec = agent.replay._replace(observation_rows=None)  # whatever a window brings, all of its rows are stored
-    observation = jnp.zeros(rings.rows.observation.shape[3:])
-    buffer = replay.make(spec, observation, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
-    seen = []
-    for shard in range(num_shards):
-        ring = jax.tree.map(lambda x, s=shard: x[s], rings)
-        own = [actor * B + shard * lanes + i for actor in range(2) for i in range(lanes)]
-        np.testing.assert_array_equal(ring.lane, own)
-        index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
-        generation, newest = buffer.generation_of(index, counts.rollouts)
-        at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
-        sequences = harness.numbers_of(buffer.gather(ring, at))
-        seen.append(sequences.timesteps.observation[0, :, :2])
-        memory = sequences.actor_state
-        for i in range(len(index)):
-            one = by_lane(lambda axis, x, i=i: np.take(x, [i], axis), sequences)
-            counting.check_trajectory(one._replace(actor_state=(), extras=()))
-        if name == "r2d2":
-            assert np.any(np.abs(memory.core[0]) > 0)
-        else:
-            assert not np.any(sequences.timesteps.first[1]), "masked transitions are not there"
-            before, after = memory.frames[:, 0], sequences.timesteps.observation[0]
-            goes_on = after[:, 1] > 0
-            np.testing.assert_array_equal(before[goes_on, :2], after[goes_on, :2] - [0, 1])
-    rows = np.concatenate(seen)
-    assert len(np.unique(rows, axis=0)) == len(rows) >= 100
-    if name in ("dqn", "muzero"):  # an update for 20 rows since there are 100
-        assert abs(progress[-1].updates - (int(counts.batches) * T * B - 100) / 20) <= 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "num_shards"),
-    [
-        *[("r2d2", 2), ("dqn", 2), ("vtrace with replay", 2)],
-        *tiers.nightly(("r2d2", 1), ("muzero", 2), ("vtrace with replay", 1)),
-    ],
-)
-def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
-    monkeypatch.setattr(learner_loop, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
-    ends, reports = [], []
-    for memory in ("device", "host"):
-        driver = driver_of(agent_of(name, core_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)
-        final, _, progress, _ = run(driver, total_steps=2000)
-        ends.append(harness.numbers_of((final.learner, final.replay_state)))
-        reports.append([p.metrics for p in progress])
-    device, host = ends
-    assert device[0].num_updates > 10
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), device, host)
-    assert len(reports[0]) == len(reports[1]) > 20
-    for expected, found in zip(*reports):
-        assert found.keys() == expected.keys()
-        for key in found.keys() - {key for key in found if key.endswith(("_share", "_depth"))}:
-            np.testing.assert_allclose(found[key], expected[key], rtol=1e-4, atol=1e-5, err_msg=key)
 
 
 def test_every_step_has_a_key_of_its_own():
