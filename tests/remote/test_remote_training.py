@@ -1,4 +1,4 @@
-"""Training on environments that workers step: equal to local ones in lockstep, and what becomes of it when one fails."""
+"""Training on environments that workers step: equal to local ones in lockstep, and its end when one of them fails."""
 
 import threading
 import time
@@ -116,7 +116,7 @@ def test_lockstep_is_as_local_for_any_number_of_workers(agent, listening):
             assert not thread.is_alive()
 
 
-@pytest.mark.slow  # quick: random schedules against a model (test_hub.py)
+@pytest.mark.slow  # quick: random schedules against a model (test_hub_schedules.py)
 def test_rows_and_actions_belong_together(listening, monkeypatch):
     """Environments fail at random (of processes that are killed, and of mode "ready", test_remote_processes.py); on unmasked transitions the step advances by 1, and the action is the one shown next."""
     seen, chance = workers.consumed(monkeypatch), np.random.default_rng(0)
