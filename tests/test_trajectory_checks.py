@@ -212,7 +212,7 @@ def test_lanes_mixed_up_fail(trajectories: list[Trajectory]) -> None:
     with pytest.raises(AssertionError, match="recorded action"):
         counting.check_trajectory(t._replace(actions=t.actions[:, ::-1]))
     mixed = jax.tree.map(lambda x: np.concatenate([x[:10], x[10:, ::-1]]), t.timesteps)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="at row 10"):
         counting.check_trajectory(t._replace(timesteps=mixed))
 
 

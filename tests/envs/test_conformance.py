@@ -12,6 +12,7 @@ from envs_jax import play
 from envs_jax.testing import ConformanceError, check_briefly, check_environment, validate_protocol
 from podracer import spaces
 from podracer.types import Environment, EnvSpec, Transition
+from tests.support.compilations import compilations
 
 QUICK = ("t_maze", "tic_tac_toe")
 SEVERAL = ("minigrid_", "minatar_")
@@ -45,10 +46,9 @@ def test_every_environment_conforms(name, options):
 def test_validation_only_traces():
     """It runs before every training: nothing in it may compile or execute."""
     environment = envs_jax.make("gridworld")
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
-    validate_protocol(environment)
-    assert not [event for event in compiled if "backend_compile" in event]
+    with compilations() as compiled:
+        validate_protocol(environment)
+    assert not compiled
 
 
 class State(NamedTuple):

@@ -64,7 +64,7 @@ def test_a_killed_coordinator(begin):
     assert re.search(rf"lost process 0 \(\S+, pid {pod.processes[0].pid}\), the coordinator, which is gone", said[1])
 
 
-@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.nightly
 def test_a_process_that_does_nothing_any_more(index, begin):
     pod = begin().train().send(index, signal.SIGSTOP)
@@ -171,7 +171,7 @@ def test_a_signal_while_compiling_stops_all(begin):
     assert len(pod.steps()) == 1
 
 
-@pytest.mark.parametrize("fault", [pytest.param("evaluates", marks=pytest.mark.nightly), "saves"])
+@pytest.mark.parametrize("fault", ["evaluates", "saves"])
 @pytest.mark.nightly
 def test_a_signal_at_a_milestone_stops_all(fault, begin):
     """To process 1, while process 0 evaluates, or is about to write a checkpoint."""
@@ -198,7 +198,7 @@ def test_a_log_that_raises_ends_all_in_order(begin):
 @pytest.mark.parametrize(
     ("fault", "flags", "index"),
     [
-        pytest.param("is stuck@0", (), 0, marks=pytest.mark.nightly, id="itself"),
+        pytest.param("is stuck@0", (), 0, id="itself"),
         pytest.param("its learner is stuck@0", SEBULBA, 1, id="other"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_disk_that_is_full(begin):
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        pytest.param("dies before it writes", 3, marks=pytest.mark.nightly),
+        ("dies before it writes", 3),
         ("dies before what it wrote counts@0", None),
     ],
 )

@@ -81,7 +81,7 @@ def test_several_seeds_want_workers_of_their_own(capsys):
     assert "workers go home when the first run ends" in capsys.readouterr().err
 
 
-def test_what_makes_no_sense():
+def test_settings_that_contradict_each_other_are_refused():
     settings = SETTINGS | {"config": CONFIGS["vtrace"]}
     with pytest.raises(ValueError, match="catch is pure JAX"):
         podracer.train("vtrace", "catch", remote={"listen": "127.0.0.1:0"}, arch="sebulba", **settings)

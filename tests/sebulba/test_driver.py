@@ -16,6 +16,7 @@ from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import collectives
 from tests.support import counting, harness, tiers
+from tests.support.compilations import compilations
 from tests.support.small_sebulba import COUNTING, B, T, agent_of, driver_of, joining, run
 
 
@@ -35,6 +36,7 @@ def test_trajectories_keep_the_contract(name, threads, mode, replicas):
     joined = []
     driver.learning = driver.learning._replace(join=joining(driver.learning.join, joined))
     final, captured, progress, _ = run(driver)
+    assert len(joined) >= 10
     for k, trajectory in enumerate(joined):
         actors = [replica * threads + k % threads for replica in range(replicas)]
         if mode == "lockstep" or replicas > 1:
@@ -196,11 +198,10 @@ def test_snapshots_compile_nothing_new():
     driver = driver_of(agent_of("ppo"))
     state = driver.init()
     learner = driver.learner(state).learner
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
-    driver.states.make(driver.learner(state).learner, (), 3, state.replay_state)
-    driver.states.make(learner, (), 5, state.replay_state)
-    assert not [event for event in compiled if "backend_compile" in event]
+    with compilations() as compiled:
+        driver.states.make(driver.learner(state).learner, (), 3, state.replay_state)
+        driver.states.make(learner, (), 5, state.replay_state)
+    assert not compiled
 
 
 def test_environments_hear_how_many_share_the_machine():
@@ -218,8 +219,8 @@ def test_environments_hear_how_many_share_the_machine():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vtrace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "ppo"))])
-@pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["vtrace", "pqn", "ppo"])
+@pytest.mark.parametrize("num_shards", [2, 1])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""
     agent = agent_of(name)
@@ -262,15 +263,14 @@ def test_the_learner_is_anakins(name, num_shards):
 
 
 def test_updates_per_batch_take_every_lane_once():
-    """Two updates a batch: with plain gradients of a sum over lanes and no learning, each sees one half."""
+    """Two updates a batch: each sees one half of the lanes."""
     seen = []
     agent = agent_of("vtrace")
 
     def learn(learner, trajectory, progress, key):
-        tags = jnp.sum(trajectory.timesteps.observation[0, :, 0])
         lanes = jnp.sum(2.0 ** trajectory.lane.astype(jnp.float32))
         new, metrics = agent.learn(learner, trajectory, progress, key)
-        return new, metrics | {"lanes": collectives.global_sum(lanes), "tags": collectives.global_sum(tags)}
+        return new, metrics | {"lanes": collectives.global_sum(lanes)}
 
     driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
 
