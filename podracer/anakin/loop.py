@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import topology
 from podracer.anakin.call import Limits, Report
 from podracer.anakin.rollout import Actors, RolloutSettings, rollout
 from podracer.learning import learner
@@ -152,18 +151,7 @@ def update_member(
     def update(actors: Actors, ring: ArrayTree) -> ShardResults:
         return update_shard(member.learner, actors, ring, counts, progress)
 
-    alone = jax.tree.leaves(member.actors)[0].shape[0] == 1 and not jax.tree.leaves(member.ring)
-    if alone and topology.platform() == "gpu":
-        # Under vmap JAX scatters rows into their buffers, which costs further launches: to read what is there, and to
-        # compare indices with bounds. Rings of replays were not looked at.
-        one = jax.vmap(update, in_axes=None, out_axes=None, axis_name="shard", axis_size=1)
-        of_shard, shared = one(*jax.tree.map(lambda x: x[0], (member.actors, member.ring)))
-        actors, ring, trajectory = jax.tree.map(lambda x: x[None], of_shard)
-    else:
-        # Learning reduces its results over shards, so they have no shard axis: out_axes=None refuses anything else.
-        (actors, ring, trajectory), shared = jax.vmap(update, axis_name="shard", out_axes=(0, None))(
-            member.actors, member.ring
-        )
+    (actors, ring, trajectory), shared = collectives.over_shards(update, member.actors, member.ring)
     state, counts, metrics, episodes, transitions = shared
     return Member(state, actors, member.env_steps.add(transitions), ring), counts, metrics, episodes, trajectory
 

@@ -152,9 +152,7 @@ class Update:
             return (actors, trajectory), collectives.global_sum((episodes, transitions))
 
         # The sums are over all shards, so that no shard has an axis of its own in them.
-        (actors, trajectory), (episodes, transitions) = jax.vmap(act, axis_name="shard", out_axes=(0, None))(
-            member.actors
-        )
+        (actors, trajectory), (episodes, transitions) = collectives.over_shards(act, member.actors)
         member = member._replace(actors=actors, env_steps=member.env_steps.add(transitions))
         return member, trajectories.join_lanes(trajectory), episodes
 

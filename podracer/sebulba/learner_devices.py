@@ -16,7 +16,7 @@ from podracer.learning.replay_steps import add_metrics
 from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import Programs, actor_index, policy_lag
 from podracer.sebulba.sharding import by_lane
-from podracer.topology import DATA_AXIS, HostTopology, compiling_for
+from podracer.topology import DATA_AXIS, HostTopology, collectives, compiling_for
 from podracer.trajectories import split_lanes
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
@@ -64,14 +64,13 @@ class OnDevices:
         self._run_pending = jitted(self._run_pending_shards, (0, 1), (*both, *[everywhere] * 4), (*both, everywhere))
         self.trajectory_mesh = layout.mesh
 
-    # On one device: its shards side by side. What learning returns is reduced over shards and so has no shard axis:
-    # out_axes=None refuses anything else.
+    # On one device: its shards side by side.
 
     def _over_shards(self, function: Any, *by_shard: Any) -> Any:
         """Calls `function(index of the shard, *of the shard)`; returns its first result [shards], and its second."""
         shards_here = self._layout.num_shards // self._layout.mesh.size
         index = lax.axis_index(DATA_AXIS) * shards_here + jnp.arange(shards_here, dtype=jnp.int32)
-        return jax.vmap(function, axis_name="shard", out_axes=(0, None))(index, *by_shard)
+        return collectives.over_shards(function, index, *by_shard)
 
     def _split(self, trajectory: Trajectory) -> Trajectory:
         return split_lanes(trajectory, self._layout.num_shards // self._layout.mesh.size)

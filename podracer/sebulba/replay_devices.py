@@ -28,7 +28,7 @@ from podracer.learning.replay_steps import Counts, Prepared, Steps, TargetParams
 from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import Programs, actor_index, policy_lag
 from podracer.sebulba.sharding import by_lane
-from podracer.topology import DATA_AXIS, HostTopology, compiling_for, data_mesh
+from podracer.topology import DATA_AXIS, HostTopology, collectives, compiling_for, data_mesh
 from podracer.trajectories import split_lanes
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
@@ -113,10 +113,6 @@ class SplitReplay:
 
     # The steps over the shards of a process
 
-    def _over_shards(self, step: Any, *by_shard: Any) -> Any:
-        """Calls `step(*of a shard)`; returns its first result [shards], and its second."""
-        return jax.vmap(step, out_axes=(0, None), axis_name="shard")(*by_shard)
-
     @property
     def _shards(self) -> int:
         """On a device."""
@@ -129,7 +125,7 @@ class SplitReplay:
             new_counts, ring, metrics = self._steps.add(counts, ring, trajectory, index)
             return ring, (new_counts, metrics | policy_lag(trajectory, num_updates))
 
-        ring, (new_counts, metrics) = self._over_shards(add, ring, split_lanes(trajectory, self._shards))
+        ring, (new_counts, metrics) = collectives.over_shards(add, ring, split_lanes(trajectory, self._shards))
         return new_counts, ring, metrics
 
     def _prepare_shards(
@@ -152,7 +148,7 @@ class SplitReplay:
 
         index = lax.axis_index(DATA_AXIS) * self._shards + jnp.arange(self._shards, dtype=jnp.int32)
         rollout = split_lanes(rollout, self._shards) if rollout else ()
-        (priorities, samples, prepared), metrics = self._over_shards(prepare, ring, rollout, index)
+        (priorities, samples, prepared), metrics = collectives.over_shards(prepare, ring, rollout, index)
         return priorities, samples, prepared, metrics
 
     def _learn_shards(self) -> Any:
@@ -161,7 +157,7 @@ class SplitReplay:
                 new, metrics, priorities = self._steps.learn(state, prepared, progress)
                 return priorities, (new, metrics)
 
-            priorities, (new, metrics) = self._over_shards(shard, prepared)
+            priorities, (new, metrics) = collectives.over_shards(shard, prepared)
             return new, metrics, priorities
 
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
@@ -176,7 +172,7 @@ class SplitReplay:
 
     def _write_shards(self, counts: Counts, ring: ArrayTree, samples: Any, priorities: Any) -> Any:
         write = functools.partial(self._steps.write, counts)
-        ring, metrics = self._over_shards(write, ring, samples, priorities)
+        ring, metrics = collectives.over_shards(write, ring, samples, priorities)
         if self._steps.run_pending_updates:
             counts = counts._replace(pending_updates=counts.pending_updates - 1, draws=counts.draws + 1)
         return counts, ring, metrics

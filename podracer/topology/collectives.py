@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer.topology.anakin_mesh import DATA_AXIS
-from podracer.topology.backend import on_cpu
+from podracer.topology.backend import on_cpu, platform
 from podracer.types import ArrayTree
 
 DATA_AXES = (DATA_AXIS, "shard")
@@ -23,6 +23,26 @@ def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     for axis in reversed(DATA_AXES):
         function = jax.vmap(function, in_axes=None, out_axes=None, axis_name=axis, axis_size=1)
     return function
+
+
+def over_shards(function: Callable[..., tuple[ArrayTree, ArrayTree]], *by_shard: ArrayTree) -> tuple[ArrayTree, Any]:
+    """Calls a function for each logical shard of a device, under the axis "shard".
+
+    Args:
+      function: `(*of a shard) -> (own, shared)`; `shared` is reduced over all shards.
+      by_shard: its arguments, leading dim [shards].
+
+    Returns:
+      What belongs to the shards, leading dim [shards], and what they share.
+    """
+    if jax.tree.leaves(by_shard)[0].shape[0] > 1 or platform() == "tpu":
+        # What is shared has no axis of shards: out_axes=None refuses anything else.
+        return jax.vmap(function, axis_name="shard", out_axes=(0, None))(*by_shard)
+    # A vmap over one shard gives XLA arrays with a dim of one. On a GPU JAX then scatters rows into buffers, which
+    # takes further launches, and on CPU PQN with convolutions takes 1.3 times as long (docs/adr/0048).
+    one = jax.vmap(function, in_axes=None, out_axes=None, axis_name="shard", axis_size=1)
+    own, shared = one(*jax.tree.map(lambda x: x[0], by_shard))
+    return jax.tree.map(lambda x: x[None], own), shared
 
 
 def local_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
