@@ -27,7 +27,7 @@ from jax import lax
 
 from podracer import configs, distributions, nets, returns
 from podracer.agents import base
-from podracer.learning import minibatches
+from podracer.learning import gradients, minibatches
 from podracer.learning.normalizers import NormalizerConfig, Normalizers
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
@@ -371,7 +371,10 @@ class _PPO(base.PolicyFunctions):
         inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
         apply, step = functools.partial(self.network.apply, learner.params), returns.transitions(trajectory)
         chunk_length = (self.config.chunk_length if self.network.recurrent else None) or step.mask.shape[0]
-        values, core = minibatches.unroll(apply, inputs, core, chunk_length)
+        if self.network.recurrent:
+            values, core = minibatches.unroll(apply, inputs, core, chunk_length)
+        else:
+            values = gradients.forward(lambda x: apply(x, ())[1], inputs, inputs.observation)
         # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = step._replace(
             reward=self.config.scale_rewards(step.reward, normalizers.returns, learner.hyper),

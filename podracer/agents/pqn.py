@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from podracer import configs, nets, returns
 from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
-from podracer.learning import minibatches
+from podracer.learning import gradients, minibatches
 from podracer.learning import optimizer as optimizers
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
@@ -208,9 +208,13 @@ class _PQN(base.Functions):
 
     def _samples(self, learner: LearnerState, trajectory: Trajectory) -> Samples:
         """Units with their targets."""
-        # max_a Q of all rows in one pass.
         inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
-        values = jnp.max(self.network.apply(learner.params, inputs, core)[0], axis=-1)
+        # max_a Q of all rows.
+        if self.network.recurrent:
+            q = self.network.apply(learner.params, inputs, core)[0]
+        else:
+            q = gradients.forward(lambda x: self.network.apply(learner.params, x, ())[0], inputs, inputs.observation)
+        values = jnp.max(q, axis=-1)
         step = returns.transitions(trajectory)
         reward = jnp.clip(step.reward, -1.0, 1.0) if self.config.clip_rewards else step.reward
         step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)

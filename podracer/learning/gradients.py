@@ -1,4 +1,4 @@
-"""Gradients of losses that are sums over lanes, a few lanes at a time."""
+"""Gradients of losses that are sums over lanes, and passes forward, a few lanes at a time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def at_a_time(
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
     """
     # Images need far more memory for activations than vectors do.
-    images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
+    images = _images(observation)
     if topology.on_cpu():
         kind = ("unrolled" if unrolled else "images") if images else "vectors"
         rows = ROWS_IN_CACHE[kind]
@@ -68,6 +68,10 @@ def at_a_time(
     return _divisor(units, limit)
 
 
+def _images(observation: ArrayTree) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
+
+
 def _divisor(units: int, limit: int) -> int:
     """The largest divisor of a number that is at most a limit; 1 where the limit is below."""
     return next(n for n in range(max(1, min(limit, units)), 0, -1) if units % n == 0)
@@ -76,6 +80,26 @@ def _divisor(units: int, limit: int) -> int:
 def is_narrow(params: ArrayTree) -> bool:
     """Returns True if no array of a network has more than `NARROW` weights."""
     return all(x.size <= NARROW for x in jax.tree.leaves(params))
+
+
+def forward(apply: Callable[[Any], ArrayTree], inputs: Any, observation: ArrayTree) -> ArrayTree:
+    """Passes rows through a network without a core, a few lanes at a time where they have images.
+
+    Args:
+      apply: `(inputs [T, n, ...]) -> outputs [T, n, ...]`.
+      inputs: a tree of [T, B, ...].
+      observation: as in `at_a_time`.
+
+    Returns:
+      Its outputs [T, B, ...].
+    """
+    T, B = jax.tree.leaves(inputs)[0].shape[:2]
+    lanes = at_a_time(observation, T, B) if _images(observation) else B
+    if lanes == B:
+        return apply(inputs)
+    groups = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(T, B // lanes, lanes, *x.shape[2:]), 1, 0), inputs)
+    outputs = lax.map(apply, groups)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(T, B, *x.shape[3:]), outputs)
 
 
 def accumulate(

@@ -1,5 +1,7 @@
 """A gradient taken a few lanes at a time is the gradient."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,3 +116,25 @@ def test_a_divisor_that_fits_the_memory(platform, T, B, observation, expected):
     x = jax.ShapeDtypeStruct(shape, jnp.uint8 if observation else jnp.float32)
     with topology.compiling_for(platform):
         assert gradients.at_a_time(x, T, B) == expected
+
+
+@pytest.mark.parametrize(("shape", "lanes"), [((10, 10), 4), (None, 12)])
+def test_rows_pass_forward_a_few_lanes_at_a_time(shape, lanes):
+    """Those of images, and as all would together."""
+    timesteps = trajectory_of(9, 12, shape).timesteps
+    observation = timesteps.observation
+    if shape:
+        observation = jax.random.bits(jax.random.key(0), observation.shape, jnp.uint8)
+    seen = []
+
+    def apply(inputs):
+        observation, reward = inputs
+        seen.append(observation.shape[:2])
+        return reward + observation.astype(jnp.float32).sum(axis=tuple(range(2, observation.ndim))), reward
+
+    inputs = (observation, timesteps.reward)
+    with mock.patch.dict(gradients.ROWS_IN_CACHE, {"small_images": 40}):
+        found = gradients.forward(apply, inputs, observation)
+    assert seen == [(10, lanes)]
+    for one, expected in zip(found, apply(inputs), strict=True):
+        np.testing.assert_array_equal(one, expected)
