@@ -102,8 +102,8 @@ class Queue:
         return (read_json(self._runs / f"{run.name}.starts.json") or {"starts": []})["starts"]
 
     def note_start(self, run: Run) -> None:
-        """Adds a start: the checkout may change between two of them."""
-        now = {"commit": measure.commit(), "at": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
+        """Adds a start: the checkout and the job may change between two of them."""
+        now = {"commit": measure.commit(), "at": time.strftime("%Y-%m-%d %H:%M:%S %Z"), "command": run.command}
         write_json(self._runs / f"{run.name}.starts.json", {"starts": [*self.starts(run), now]})
 
     def state(self, run: Run) -> str:
@@ -147,7 +147,9 @@ class Queue:
         """The processes that are left of a run: training, or going on with it, and the report."""
         directory = str(self.run_dir(run))
         train = [sys.executable, "-m", *shlex.split(run.command), "--run-dir", directory, "--resume"]
-        if (self.run_dir(run) / "config.json").exists():  # whose settings stay, whatever a preset has become
+        same = all(start.get("command", run.command) == run.command for start in self.starts(run))
+        # Its settings stay, whatever a preset has become. Those of another command are refused by `train --resume`.
+        if same and (self.run_dir(run) / "config.json").exists():
             train = [sys.executable, "-m", "podracer", "resume", directory]
         places = ["--runs", str(self._runs), "--results", str(self._results), "--jobs", str(self._file)]
         report = [sys.executable, __file__, "--report", run.name, *places]

@@ -374,7 +374,7 @@ class _PPO(base.PolicyFunctions):
         if self.network.recurrent:
             values, core = minibatches.unroll(apply, inputs, core, chunk_length)
         else:
-            values = gradients.forward(lambda x: apply(x, ())[1], inputs, inputs.observation)
+            values = gradients.forward(lambda x: apply(x, ())[1], inputs)
         # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = step._replace(
             reward=self.config.scale_rewards(step.reward, normalizers.returns, learner.hyper),

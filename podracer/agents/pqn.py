@@ -213,7 +213,7 @@ class _PQN(base.Functions):
         if self.network.recurrent:
             q = self.network.apply(learner.params, inputs, core)[0]
         else:
-            q = gradients.forward(lambda x: self.network.apply(learner.params, x, ())[0], inputs, inputs.observation)
+            q = gradients.forward(lambda x: self.network.apply(learner.params, x, ())[0], inputs)
         values = jnp.max(q, axis=-1)
         step = returns.transitions(trajectory)
         reward = jnp.clip(step.reward, -1.0, 1.0) if self.config.clip_rewards else step.reward

@@ -35,7 +35,8 @@ class Protocol(NamedTuple):
       episodes: games of an evaluation, or None if the training games are the score.
       every: frames between evaluations; None for one at the end, which runs of any length have.
       epsilon: probability of a random action in games that count, for agents that have one; None for the agent's own.
-      samples: whether policies sample in games that count, as in training, for agents that can.
+      samples: whether policies sample in games that count, as in training, or take their best actions; None for the
+        agent's own.
       frames: frames of training; None leaves it to the user.
       at: frames after which the figure is reported, if more than once or not at the end.
       games: the games of the paper.
@@ -48,7 +49,7 @@ class Protocol(NamedTuple):
     episodes: int | None = None
     every: int | None = None
     epsilon: float | None = None
-    samples: bool = False
+    samples: bool | None = None
     frames: int | None = 200_000_000
     at: tuple[int, ...] = ()
     games: tuple[str, ...] = games.GAMES57
@@ -64,8 +65,8 @@ class Protocol(NamedTuple):
     def agent(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of an agent's config that it sets, of all those that the agent has."""
         found: dict[str, Any] = {}
-        if self.samples and "evaluation_policy" in settings:
-            found["evaluation_policy"] = "sample"
+        if self.samples is not None and "evaluation_policy" in settings:
+            found["evaluation_policy"] = "sample" if self.samples else "mode"
         if self.epsilon is None:
             return found
         if "evaluation_epsilon" in settings:
@@ -155,6 +156,7 @@ PROTOCOLS: dict[str, Protocol] = {
         "final",
         episodes=100,
         epsilon=0.0,
+        samples=False,
         frames=400_000,
         games=games.GAMES26,
     ),

@@ -27,7 +27,7 @@ class EvalArguments:
       episodes: how many whole episodes to play.
       seed: seed of the episodes.
       member: number of a population's member; the best one if None.
-      greedy: True takes the best actions, False samples, as in training; None acts as the run's own evaluations.
+      greedy: True takes the best actions, False samples, as in training; None acts as in the run's own evaluations.
       step: step of the checkpoint; the newest if None, or `best` for the one with the best evaluation.
       gif: also write an animation of one episode.
       json: print JSON instead of words.
@@ -58,6 +58,8 @@ def evaluate(argv: list[str]) -> int:
         raise InputError("--gif shows the policy alone; leave out --opponent and --simulations.")
     if versus and arguments.greedy is not None:
         raise InputError("--greedy is for the policy alone; leave out --opponent and --simulations.")
+    if arguments.gif and arguments.greedy is False:
+        raise InputError("--gif shows the best actions; leave out --greedy False.")
     if arguments.gif:
         check_rendering(result.environment)
     if versus:

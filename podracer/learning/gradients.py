@@ -50,15 +50,17 @@ def at_a_time(
     # Images need far more memory for activations than vectors do.
     images = _images(observation)
     if topology.on_cpu():
-        kind = ("unrolled" if unrolled else "images") if images else "vectors"
-        rows = ROWS_IN_CACHE[kind]
-        if kind == "images":
-            rows = min(ROWS_IN_CACHE["small_images"], rows * 84 * 84 // sum(math.prod(x.shape[2:4]) for x in images))
-        limit = rows // rows_per_unit
-        few = _divisor(units, ROWS_IN_CACHE["narrow"] // rows_per_unit)
-        # Groups of a few rows cost more than a second thread: of a prime number of rows, all go together.
-        if kind == "vectors" and narrow and few * rows_per_unit >= ROWS_IN_CACHE["narrow"] // 8:
+        rows = most = ROWS_IN_CACHE["unrolled" if images else "vectors"]
+        if images and not unrolled:
+            fit = ROWS_IN_CACHE["images"] * 84 * 84 // sum(math.prod(x.shape[2:4]) for x in images)
+            rows, most = (min(ROWS_IN_CACHE[kind], fit) for kind in ("small_images", "vectors"))
+        elif narrow and not images:
+            rows = ROWS_IN_CACHE["narrow"]
+        few = _divisor(units, rows // rows_per_unit)
+        # Groups of a few rows cost more than caches and second threads: of a prime number of rows, all go together.
+        if few * rows_per_unit >= rows // 8:
             return few
+        limit = most // rows_per_unit
     elif images:
         pixels = sum(math.prod(x.shape[2:4]) for x in images)
         frames = FRAMES_IN_MEMORY.get(topology.platform(), min(FRAMES_IN_MEMORY.values()))
@@ -82,19 +84,18 @@ def is_narrow(params: ArrayTree) -> bool:
     return all(x.size <= NARROW for x in jax.tree.leaves(params))
 
 
-def forward(apply: Callable[[Any], ArrayTree], inputs: Any, observation: ArrayTree) -> ArrayTree:
-    """Passes rows through a network without a core, a few lanes at a time where they have images.
+def forward(apply: Callable[[Any], ArrayTree], inputs: Any) -> ArrayTree:
+    """Passes rows through a network without a core; those with images a few lanes at a time, on CPU.
 
     Args:
       apply: `(inputs [T, n, ...]) -> outputs [T, n, ...]`.
-      inputs: a tree of [T, B, ...].
-      observation: as in `at_a_time`.
+      inputs: a named tuple of [T, B, ...], with an `observation`.
 
     Returns:
       Its outputs [T, B, ...].
     """
     T, B = jax.tree.leaves(inputs)[0].shape[:2]
-    lanes = at_a_time(observation, T, B) if _images(observation) else B
+    lanes = at_a_time(inputs.observation, T, B) if topology.on_cpu() and _images(inputs.observation) else B
     if lanes == B:
         return apply(inputs)
     groups = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(T, B // lanes, lanes, *x.shape[2:]), 1, 0), inputs)

@@ -112,7 +112,7 @@ class Result:
           episodes: how many to play.
           seed: seed of the episodes.
           member: number of the policy's member; the best one if None.
-          greedy: True takes the best actions, False samples, as in training; None acts as the run's own evaluations.
+          greedy: True takes the best actions, False samples, as in training; None acts as in the run's own evaluations.
 
         Raises:
           ValueError: if there is no such member, or no episode to play.
@@ -256,7 +256,7 @@ class Result:
         Raises:
           ValueError: if the directory cannot be written.
         """
-        score = self.evaluate(episodes, member=member) if episodes else None
+        score = self.evaluate(episodes, member=member, greedy=True) if episodes else None
         run = f"member {self._member(member)} of " if self.population > 1 else ""
         env_steps = max((row["env_steps"] for row in self.history), default=0)
         card = {

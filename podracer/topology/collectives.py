@@ -34,10 +34,16 @@ def over_shards(function: Callable[..., tuple[ArrayTree, ArrayTree]], *by_shard:
 
     Returns:
       What belongs to the shards, leading dim [shards], and what they share.
+
+    Raises:
+      ValueError: where there are several shards, on one device or many, and `shared` is not reduced.
     """
+    # What is shared has no axis of shards: out_axes=None refuses what was not reduced.
+    mapped = jax.vmap(function, axis_name="shard", out_axes=(0, None))
     if jax.tree.leaves(by_shard)[0].shape[0] > 1 or platform() == "tpu":
-        # What is shared has no axis of shards: out_axes=None refuses anything else.
-        return jax.vmap(function, axis_name="shard", out_axes=(0, None))(*by_shard)
+        return mapped(*by_shard)
+    if lax.psum(1, DATA_AXIS) > 1:
+        jax.eval_shape(mapped, *by_shard)  # traced for its refusal alone: copies on other devices would drift apart
     # A vmap over one shard gives XLA arrays with a dim of one. On a GPU JAX then scatters rows into buffers, which
     # takes further launches, and on CPU PQN with convolutions takes 1.3 times as long (docs/adr/0048).
     one = jax.vmap(function, in_axes=None, out_axes=None, axis_name="shard", axis_size=1)

@@ -7,6 +7,7 @@ import pytest
 import envs_jax
 from podracer.agents import PPOConfig, VTraceConfig, ppo, vtrace
 from podracer.atari import PROTOCOLS
+from podracer.training import presets
 from podracer.types import TimeStep
 
 
@@ -40,3 +41,5 @@ def test_protocols_of_papers_whose_policies_sample():
     assert PROTOCOLS["impala"].agent({"evaluation_epsilon": 0.1}) == {}, "an agent without such a setting"
     assert PROTOCOLS["ppo"].agent({"evaluation_policy": "mode"}) == {"evaluation_policy": "sample"}
     assert PROTOCOLS["nature"].agent({"evaluation_policy": "mode"}) == {}
+    merged = presets.merge("ppo", "envpool:Pong-v5", "atari", "atari100k", presets.Settings())
+    assert merged.agent["evaluation_policy"] == "mode", "a protocol goes before the preset"

@@ -138,6 +138,10 @@ def test_a_run_whose_report_was_cut_off_is_reported_and_not_trained(queue, tmp_p
     (tmp_path / "runs" / "a-0" / "config.json").touch()
     goes_on = [sys.executable, "-m", "podracer", "resume", str(tmp_path / "runs" / "a-0")]
     assert real.commands(run) == [goes_on, report], "with its settings, whatever the preset has become"
+    real.note_start(run)
+    assert real.commands(run) == [goes_on, report]
+    other = run._replace(job=run.job._replace(train=f"{run.job.train} --num-envs 4"))
+    assert real.commands(other)[0][-1] == "--resume", "which refuses what the job has become"
 
 
 def test_the_process_of_a_killed_queue_ends_first(queue, tmp_path):

@@ -231,6 +231,11 @@ def test_eval_of_nonsense(trained, capsys):
     assert "there are 1008, 1512, 2016" in complaint(capsys, f"eval {trained} --step 17")
 
 
+def test_an_animation_of_samples_is_refused(trained, capsys):
+    refused = "--gif shows the best actions; leave out --greedy False."
+    assert refused in complaint(capsys, f"eval {trained} --greedy False --gif x.gif")
+
+
 def test_what_is_only_for_games(trained, capsys):
     """Opponents, searches and snapshots."""
     assert (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import topology, trajectories
+from podracer import nets, topology, trajectories
 from podracer.learning import gradients
 from podracer.types import Trajectory
 from tests.support import harness
@@ -82,6 +82,8 @@ def test_narrow_networks_take_few_rows_but_not_too_few():
         (100, 4, (84, 84), 1),
         (20, 16, (42, 42), 8),  # a quarter of the pixels
         (20, 256, (10, 10), 8),  # more small ones would not fit, either
+        (1, 1028, (10, 10), 1028),  # 257 is prime: groups of 4 are worse than what does not fit
+        (21, 37, (10, 10), 37),
         (20, 1024, None, 128),
         (20, 32, None, 32),
     ],
@@ -120,7 +122,7 @@ def test_a_divisor_that_fits_the_memory(platform, T, B, observation, expected):
 
 @pytest.mark.parametrize(("shape", "lanes"), [((10, 10), 4), (None, 12)])
 def test_rows_pass_forward_a_few_lanes_at_a_time(shape, lanes):
-    """Those of images, and as all would together."""
+    """Images in groups, vectors together, with equal results."""
     timesteps = trajectory_of(9, 12, shape).timesteps
     observation = timesteps.observation
     if shape:
@@ -128,13 +130,13 @@ def test_rows_pass_forward_a_few_lanes_at_a_time(shape, lanes):
     seen = []
 
     def apply(inputs):
-        observation, reward = inputs
+        observation, reward = inputs.observation, inputs.reward
         seen.append(observation.shape[:2])
         return reward + observation.astype(jnp.float32).sum(axis=tuple(range(2, observation.ndim))), reward
 
-    inputs = (observation, timesteps.reward)
+    inputs = nets.Inputs(observation, timesteps.reward, timesteps.first, ())
     with mock.patch.dict(gradients.ROWS_IN_CACHE, {"small_images": 40}):
-        found = gradients.forward(apply, inputs, observation)
+        found = gradients.forward(apply, inputs)
     assert seen == [(10, lanes)]
     for one, expected in zip(found, apply(inputs), strict=True):
         np.testing.assert_array_equal(one, expected)

@@ -9,7 +9,7 @@ import numpy as np
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
-    """A list to which every compilation adds its event, and which one of our own has proved to be told of them."""
+    """Lists the compilations in the block. One of its own shows first that JAX reports them."""
     heard: list[str] = []
 
     def note(event: str, duration: float, **others: object) -> None:

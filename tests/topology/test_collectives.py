@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.topology import collectives
+from podracer.topology import DATA_AXIS, collectives
 from tests.support import harness
 
 
@@ -58,3 +59,25 @@ def test_global_moments(samples: tuple[np.ndarray, np.ndarray]) -> None:
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
     np.testing.assert_allclose(variance, np.average((x - expected) ** 2, axis=(0, 1, 2), weights=full), rtol=1e-3)
     np.testing.assert_allclose(count, full.sum(axis=(0, 1, 2)), rtol=1e-6)
+
+
+def on_devices(function: Any, x: jax.Array) -> Any:
+    """`over_shards` of `x` [devices, shards, 3]."""
+    return jax.vmap(lambda x: collectives.over_shards(function, x), axis_name=DATA_AXIS)(x)
+
+
+@pytest.mark.parametrize(("devices", "shards"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_shards_keep_their_own_and_share_what_is_reduced(platform: str, devices: int, shards: int) -> None:
+    x = jnp.arange(3.0 * devices * shards).reshape(devices, shards, 3)
+    with mock.patch.object(collectives, "platform", return_value=platform):
+        own, shared = on_devices(lambda x: (2 * x, collectives.global_sum(x)), x)
+    np.testing.assert_array_equal(own, 2 * x)
+    np.testing.assert_array_equal(shared, jnp.broadcast_to(x.sum((0, 1)), (devices, 3)))
+
+
+@pytest.mark.parametrize(("devices", "shards"), [(2, 1), (1, 2), (2, 2)])
+def test_what_shards_share_has_to_be_reduced(devices: int, shards: int) -> None:
+    """Or the copies of a learner would drift apart."""
+    with pytest.raises(ValueError, match="out_axes is None"):
+        on_devices(lambda x: (x, jnp.sum(x)), jnp.ones((devices, shards, 3)))

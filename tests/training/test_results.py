@@ -179,6 +179,13 @@ def test_an_animation_shows_the_best_actions(recorder, tmp_path):
     assert set(called) == {"best"}
 
 
+def test_a_model_card_has_the_score_of_the_best_actions(recorder, tmp_path):
+    """The files hold these, whatever the own evaluations of the run took."""
+    result, called = recorder
+    result.export(tmp_path / "files", episodes=4)
+    assert set(called) == {"best"}
+
+
 @pytest.mark.slow
 def test_an_environment_without_render(tmp_path):
     with pytest.raises(ValueError, match="cliff has no render"):
