@@ -281,18 +281,7 @@ def test_what_is_acted_for_as_it_comes_is_what_it_is_where_all_are_waited_for(li
         jax.tree.map(np.testing.assert_array_equal, each, other)
 
 
-def test_a_lost_worker_ends_a_run_in_lockstep(listening):
-    def misbehave(running):
-        if running.number == 30:
-            raise RuntimeError("the plug was pulled")
-
-    made = [(workers.Counting(misbehave=misbehave), {})]
-    with pytest.raises(podracer.ActorError, match=r"lanes \d to \d: its environments failed: RuntimeError: the plug"):
-        train("vtrace", workers.Counting(), listening, made, mode="lockstep", total_steps=10**5)
-    assert listening.is_set()
-
-
-def test_a_learner_that_fails_says_so(listening):
+def test_a_lost_worker_ends_a_run_in_lockstep_and_hears_why(listening):
     def misbehave(running):
         if running.number == 30:
             raise RuntimeError("the plug was pulled")
@@ -305,10 +294,12 @@ def test_a_learner_that_fails_says_so(listening):
         begin(self, *args, **kwargs)
         threads.append(self)
 
+    lost = r"lanes \d to \d: its environments failed: RuntimeError: the plug"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers.Thread, "__init__", keep)
-        with pytest.raises(podracer.ActorError):
+        with pytest.raises(podracer.ActorError, match=lost):
             train("vtrace", workers.Counting(), listening, made, mode="lockstep", total_steps=10**5)
+    assert listening.is_set()
     (thread,) = threads
     thread.join(5.0)
     assert "the learner failed: ActorError" in str(thread.error)
