@@ -13,13 +13,14 @@ T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
 
 
+def small_network(core_size: int = 0) -> dict[str, Any]:
+    """Settings of a small network and of its rollouts; with a core if it has a size."""
+    core = {"core": "lstm", "core_size": core_size} if core_size else {"core": "none", "core_size": 1}
+    return {"rollout_length": T, "hidden_sizes": (8,)} | core
+
+
 def agent_of(name: str, core_size: int = 0, **fields: Any) -> Agent:
-    common = {
-        "rollout_length": T,
-        "hidden_sizes": (8,),
-        "core_size": core_size or 1,
-        "core": "lstm" if core_size else "none",
-    }
+    common = small_network(core_size)
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**(common | fields)))
     if name == "pqn":

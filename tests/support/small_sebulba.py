@@ -13,20 +13,13 @@ from podracer.environments.from_jax import SteppedEnvironments
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
-from tests.support import counting, harness
-
-T, B = 5, 8
-COUNTING = counting.CountingEnvironment()
+from tests.support import harness
+from tests.support.small_anakin import COUNTING, B, T, small_network
 
 
 @functools.cache
 def agent_of(name, core_size=0, normalize=True):
-    common = {
-        "rollout_length": T,
-        "hidden_sizes": (8,),
-        "core_size": core_size or 1,
-        "core": "lstm" if core_size else "none",
-    }
+    common = small_network(core_size)
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common))
     if name == "vtrace with replay":

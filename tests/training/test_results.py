@@ -180,7 +180,7 @@ def test_an_animation_shows_the_best_actions(recorder, tmp_path):
 
 
 def test_a_model_card_has_the_score_of_the_best_actions(recorder, tmp_path):
-    """The files hold these, whatever the own evaluations of the run took."""
+    """The files hold these actions, also where evaluations of the run sample."""
     result, called = recorder
     result.export(tmp_path / "files", episodes=4)
     assert set(called) == {"best"}
