@@ -8,13 +8,14 @@
 Each agent's runs are a suite: `podracer suite minatar AGENT --preset minatar`. A suite that was stopped goes on, and
 the same line started twice (with `taskset -c 0` and `taskset -c 1`, say) shares the runs. The score of a run is the
 mean return of its last policy over 100 fresh episodes. Scores and curves go to `benchmarks/results/minatar.json` and
-`minatar.png`. The exit code is 1 where a gate does not hold.
+`minatar.png`, beside those of other seeds that the file has. The exit code is 1 where a gate does not hold.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import pathlib
 import sys
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ import script
 
 from podracer.bench import measure
 from podracer.suite import aggregates, collection, pictures
+from podracer.suite.jobs import Job
 from podracer.system import children
 from podracer.system.stopping import StopSignal
 from podracer.training import presets
@@ -156,6 +158,43 @@ def summary(found: collection.Collection) -> dict[str, Any]:
     return games
 
 
+def recorded(agents: dict[str, Any]) -> dict[str, dict[Job, dict[str, Any]]]:
+    """The runs that summaries were made of, by agent, with what a summary and a picture need of them."""
+    runs: dict[str, dict[Job, dict[str, Any]]] = {}
+    for agent, games in agents.items():
+        for game, one in games.items():
+            columns = (
+                one[name] for name in ("seeds", "scores", "minutes", "side_by_side", "devices", "commits", "curves")
+            )
+            for seed, score, minutes, side_by_side, device, commit, curve in zip(*columns, strict=True):
+                runs.setdefault(agent, {})[Job(game, seed)] = {
+                    "seed": seed,
+                    "score": score,
+                    "train_seconds": minutes * 60,
+                    "side_by_side": side_by_side,
+                    "machine": {"device": device},
+                    "commit": commit,
+                    "evaluations": [{"frames": frames, "mean": mean} for frames, mean in curve],
+                    "training": [],
+                }
+    return runs
+
+
+def gathered(folder: pathlib.Path) -> list[collection.Collection]:
+    """The runs in the file of results and in suites, whose runs count where both have a seed."""
+    known = recorded(json.loads(FILE.read_text())["results"]["agents"]) if FILE.exists() else {}
+    collections = []
+    for agent in STEPS:
+        runs, settings = known.get(agent, {}), {}
+        if any((folder / agent / "results").glob("minatar_*-*[0-9].json")):
+            found = collection.read(folder / agent)
+            runs, settings = runs | found.results, found.settings
+        if runs:
+            ordered = {job: runs[job] for job in sorted(runs, key=lambda job: (GAMES.index(job.game), job.seed))}
+            collections.append(collection.Collection(agent, None, settings, ordered, {}))
+    return collections
+
+
 def ahead(agents: dict[str, Any]) -> dict[str, Any]:
     """The gate of MuZero: at its end it is ahead of DQN after as many steps, on three of the five games."""
     bounds = {}
@@ -185,9 +224,8 @@ def gates(agents: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write(runs: pathlib.Path) -> bool:
-    """Writes the results of the suites that are there; returns True where all gates hold."""
-    names = [agent for agent in STEPS if any((runs / agent / "results").glob("minatar_*-*[0-9].json"))]
-    collections = [collection.read(runs / agent, label=agent) for agent in names]
+    """Writes all results that there are; returns True where all gates hold."""
+    collections = gathered(runs)
     agents = {one.label: summary(one) for one in collections}
     found = gates(agents)
     commands = {agent: " ".join(command(agent, Arguments.seeds, pathlib.Path("DIR"))) for agent in STEPS}

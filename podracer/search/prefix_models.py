@@ -118,7 +118,7 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
         }
         return PrefixModel(_Images(**common, norm=sizes.norm, **images), sizes.lstm_size)
     shape: dict[str, Any] = {"hidden_sizes": sizes.hidden_sizes, "state_size": sizes.state_size}
-    shape |= {"observed": world_models.Features(spec.observation_space, torso)}
+    shape |= {"h": world_models.Features(spec.observation_space, torso, sizes.hidden_sizes)}
     return PrefixModel(_Vectors(**common, norm="layer", **shape), sizes.lstm_size)
 
 
@@ -329,22 +329,21 @@ class _Model(nn.Module):
 class _Vectors(_Model):
     """Dense layers; see `make`."""
 
-    observed: world_models.Features
+    h: world_models.Features
     hidden_sizes: tuple[int, ...]
     state_size: int
 
     def torso(self) -> None:
-        mlp = lambda name: MLP(self.hidden_sizes, "relu", name=name)  # noqa: E731
-        self.h, self.g = mlp("h"), mlp("g")
+        self.gates = world_models.ActionGates(self.num_actions)
+        self.g = MLP(self.hidden_sizes, "relu", name="g")
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
 
     def represent(self, observation: ArrayTree) -> jax.Array:
-        return standardize(self.h_state(self.h(self.observed(observation))))
+        return standardize(self.h_state(self.h(observation)))
 
     def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
         # g predicts the change of the state.
-        x = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
-        return standardize(state + self.g_state(self.g(x)))
+        return standardize(state + self.g_state(self.g(self.gates(state, action))))
 
     def f(self, state: jax.Array) -> jax.Array:
         return state

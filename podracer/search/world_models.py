@@ -20,7 +20,7 @@ import numpy as np
 
 from podracer import configs, nets, spaces
 from podracer.nets.convolutions import CONVNETS, ConvNet
-from podracer.nets.layers import MLP, Dense, LayerNorm, standardize
+from podracer.nets.layers import MLP, Dense, LayerNorm, product, standardize
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
 from podracer.search import search
 from podracer.types import ArrayTree, EnvSpec
@@ -60,12 +60,12 @@ class Sizes:
     Attributes:
       num_bins: K, bins of the categorical distributions of rewards and values; odd, so that one bin is 0 (Schrittwieser
         et al. 2020: 601).
-      torso: "mlp"; "convolutions" for images; "minatar" for small images, whose state is a vector: a convolution and a
-        layer before the MLP's (16 3x3/1, 128 units: Young and Tian 2019); "auto" takes convolutions for uint8 images of
-        at least 16x16.
+      torso: "mlp"; "convolutions" for images; "minatar" for small images, whose state is a vector: h is one
+        convolution (16 3x3/1: Young and Tian 2019) and the state's layer; "auto" takes convolutions for uint8 images
+        of at least 16x16.
       channels: channels of a convolutional state, of at most 6x6 pixels, or as many as an image of at most 10x10 has
         (Schrittwieser et al. 2020: 256).
-      hidden_sizes: hidden layers of h and of g as MLPs.
+      hidden_sizes: hidden layers of h and of g as MLPs; of g alone with "minatar".
       state_size: size of an MLP's state, which has mean 0 and variance 1.
       head_size: units of the hidden layer of each head.
     """
@@ -101,10 +101,8 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
         largest = largest_value(spec.observation_space)
         module: Any = _Images(num_actions, sizes.num_bins, sizes.channels, sizes.head_size, largest)
     else:
-        space = spec.observation_space
-        module = _Vectors(
-            space, torso, num_actions, sizes.num_bins, sizes.hidden_sizes, sizes.state_size, sizes.head_size
-        )
+        h = Features(spec.observation_space, torso, sizes.hidden_sizes)
+        module = _Vectors(h, num_actions, sizes.num_bins, sizes.hidden_sizes, sizes.state_size, sizes.head_size)
 
     def init(key: jax.Array) -> ArrayTree:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
@@ -173,30 +171,48 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
 
 
 class Features(nn.Module):
-    """Observations to features [N, F], of which an MLP makes a state.
+    """Observations to features [N, F], of which one layer makes a state.
 
     Attributes:
       space: of the observations.
-      torso: "mlp" takes them as they are; "minatar" takes images, and has a convolution and a layer.
+      torso: "mlp" for an MLP; "minatar" for one convolution over images.
+      hidden_sizes: of the MLP.
     """
 
     space: spaces.Space
     torso: Torso
+    hidden_sizes: tuple[int, ...]
 
     @nn.compact
     def __call__(self, observation: ArrayTree) -> jax.Array:
         if self.torso != "minatar":
-            return nets.encode(observation, self.space, leading=1)
+            return MLP(self.hidden_sizes, "relu")(nets.encode(observation, self.space, leading=1))
         images = with_channels(observation, 1).astype(jnp.float32) / largest_value(self.space)
-        features: jax.Array = ConvNet(CONVNETS["minatar"])(images)
+        features: jax.Array = ConvNet(dataclasses.replace(CONVNETS["minatar"], dense=0))(images)
         return features
+
+
+class ActionGates(nn.Module):
+    """States [N, F] and actions int32 [N] to [N, 2 F]: the state, and its product with weights of the action.
+
+    The product shows an action as strongly as the state (Oh et al. 2015, section 3.2). One-hot actions beside a state
+    are too faint (docs/adr/0049-actions-gate-states.md).
+    """
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, state: jax.Array, action: jax.Array) -> jax.Array:
+        weights = self.param("kernel", nn.initializers.normal(1.0), (self.num_actions, state.shape[-1]))
+        # A product in place of weights[action], whose gradient adds in any order on a GPU.
+        gates = product(jax.nn.one_hot(action, self.num_actions), weights)
+        return jnp.concatenate([state, gates * state], axis=-1)
 
 
 class _Vectors(nn.Module):
     """Dense layers; see `make`."""
 
-    observation_space: spaces.Space
-    torso: Torso
+    h: Features
     num_actions: int
     num_bins: int
     hidden_sizes: tuple[int, ...]
@@ -205,8 +221,7 @@ class _Vectors(nn.Module):
 
     def setup(self) -> None:
         mlp = lambda sizes, name: MLP(sizes, "relu", name=name)  # noqa: E731
-        self.features = Features(self.observation_space, self.torso)
-        self.h, self.g = mlp(self.hidden_sizes, "h"), mlp(self.hidden_sizes, "g")
+        self.gates, self.g = ActionGates(self.num_actions), mlp(self.hidden_sizes, "g")
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
         heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
         self.hidden = {name: mlp((self.head_size,), f"{name}_hidden") for name in heads}
@@ -221,12 +236,11 @@ class _Vectors(nn.Module):
         return self.last[name](self.hidden[name](state))
 
     def represent(self, observation: ArrayTree) -> jax.Array:
-        return standardize(self.h_state(self.h(self.features(observation))))
+        return standardize(self.h_state(self.h(observation)))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
         # g predicts the change of the state.
-        state = standardize(state + self.g_state(self.g(x)))
+        state = standardize(state + self.g_state(self.g(self.gates(state, action))))
         return state, self._head("reward", state)
 
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:

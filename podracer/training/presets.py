@@ -182,7 +182,15 @@ MINATAR: dict[str, Settings] = {
         {"num_envs": 8, "total_steps": 5_000_000},
     ),
     "muzero": Settings(
-        {"search": "gumbel", "least_range": 0.1, "torso": "minatar", "state_size": 128},
+        {
+            "search": "gumbel",
+            "least_range": 0.3,
+            "torso": "minatar",
+            "state_size": 128,
+            "unroll_length": 2,
+            "replay_ratio": 4.0,
+            "replay_capacity": 1_000_000,
+        },
         {"num_envs": 32, "total_steps": 1_000_000},
     ),
 }

@@ -29,15 +29,17 @@ def test_actions_are_random_until_something_was_learnt() -> None:
     rows = TimeStep(observation, np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool))
     act = jax.jit(agent.act, static_argnums=4)
     memory = agent.start(jnp.arange(B, dtype=jnp.int32), B)
-    counts = []
+    shares, policies = [], []
     for updates, evaluation in ((0, False), (1, False), (0, True)):
         params = agent.actor_params(learner._replace(num_updates=jnp.int32(updates)), jnp.float32(0))
         with jax.debug_key_reuse(True):
-            action = act(params, memory, rows, jax.random.key(0), evaluation)[0]
-        counts.append(np.bincount(np.asarray(action), minlength=A))
-    assert counts[0].min() > 70
-    assert counts[1].min() < 50
-    assert counts[2].max() == B
+            action, extras, _ = act(params, memory, rows, jax.random.key(0), evaluation)
+        shares.append(np.bincount(np.asarray(action), minlength=A) / B)
+        policies.append(np.mean(extras["policy"], axis=0))
+    np.testing.assert_allclose(shares[0], np.full(A, 1 / A), atol=0.07)
+    np.testing.assert_allclose(shares[1], policies[1], atol=0.07)
+    assert np.abs(policies[1] - 1 / A).max() > 0.15, "a search that prefers an action"
+    assert shares[2].max() == 1.0
 
 
 @pytest.mark.slow

@@ -244,7 +244,8 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
     policy = np.asarray(found["policy"]).reshape(K + n + 1, len(some), A)
     np.testing.assert_allclose(extras["policy"][: K + 1, some], policy[: K + 1], atol=1e-6)
     other = jax.jit(noisy.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras["policy"]  # type: ignore[arg-type]
-    assert np.abs(other[: K + 1, some] - policy[: K + 1]).max() > 0.1, "with noise at the root"
+    moved = np.abs(other[: K + 1, some] - policy[: K + 1]).max()
+    assert moved > 0.99 / agent.config.simulations, "noise at the root moves a visit or more"
     model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
     value = jax.jit(lambda params: model.predict(params, model.represent(params, observation))[1])(learner.aux)
     value = Bins(11, agent.config.max_reward / (1 - agent.config.discount)).expectation(value)

@@ -1,5 +1,7 @@
 """The gates of MinAtar's benchmark."""
 
+import json
+
 from podracer.bench import measure
 
 
@@ -32,3 +34,31 @@ def test_muzero_has_to_be_ahead_of_dqn_after_as_many_steps(monkeypatch):
     assert found(2.1, 2.1, 2.1, 0, 0)["holds"]
     assert not found(2.1, 2.1, 2.0, 0, 0)["holds"]
     assert not minatar.ahead({})["holds"]
+
+
+def test_a_report_keeps_runs_whose_folders_are_elsewhere(monkeypatch, tmp_path):
+    """A new run takes the place of that of its seed, and stands beside those of other seeds."""
+    monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
+    import minatar_games as minatar
+
+    monkeypatch.setattr(minatar, "RESULTS", tmp_path)
+    monkeypatch.setattr(minatar, "FILE", tmp_path / "minatar.json")
+    game = minatar.GAMES[0]
+
+    def reported(folder, scores):
+        results = tmp_path / folder / "ppo" / "results"
+        results.mkdir(parents=True)
+        for seed, score in scores.items():
+            evaluations = [{"frames": 100, "mean": 0.0}, {"frames": 200, "mean": score}]
+            result = {"game": game, "seed": seed, "score": score, "hns": None, "settings": {}, "training": []}
+            result |= {"train_seconds": 60.0, "machine": {"device": "cpu"}, "commit": "abc", "evaluations": evaluations}
+            (results / f"{game}-{seed}.json").write_text(json.dumps(result))
+        minatar.write(tmp_path / folder)
+        return json.loads((tmp_path / "minatar.json").read_text())["results"]["agents"]["ppo"][game]
+
+    first = reported("here", {0: 1.0, 2: 2.0})
+    assert first["scores"] == [1.0, 2.0]
+    second = reported("there", {1: 3.0, 2: 4.0})
+    assert (second["seeds"], second["scores"]) == ([0, 1, 2], [1.0, 3.0, 4.0])
+    assert second["curves"][0] == first["curves"][0] == [[100, 0.0], [200, 1.0]]
+    assert second["minutes"] == [1.0, 1.0, 1.0]

@@ -115,6 +115,27 @@ def test_states_of_small_images(make, torso, shape):
     assert np.abs(states[0][0] - states[0][1]).max() > 0.01
 
 
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__module__)
+def test_actions_decide_about_the_next_state(make):
+    """A fresh model's changes of a state differ by action: by a tenth of their mean square or more."""
+    module = sys.modules[make.__module__]
+    model = make(EnvSpec("moves", BOARD, spaces.Discrete(3)), module.Sizes(num_bins=3, head_size=4, state_size=128))
+
+    def changes(key):
+        observation, actions = jax.random.normal(key, (64, 2)), jnp.arange(3, dtype=jnp.int32)
+        if make is world_models.make:
+            params = model.init(key)
+            state, step = model.represent(params, observation), lambda *x: model.dynamics(params, *x)[0]
+        else:
+            fresh = model.init(key, observation[:1])
+            state, step = model.call("represent", *fresh, observation), lambda *x: model.call("advance", *fresh, *x)
+        return jnp.stack([step(state, jnp.full(64, action)) - state for action in actions])
+
+    change = np.asarray(jax.jit(changes)(jax.random.key(0)))
+    by_action = change - change.mean(axis=0, keepdims=True)
+    assert np.mean(by_action**2) > 0.1 * np.mean(change**2)
+
+
 @pytest.mark.parametrize(
     ("torso", "space", "least"),
     [("convolutions", BOARD, "1x1"), ("minatar", BOARD, "3x3"), ("minatar", spaces.Box(0, 1, (2, 9), np.uint8), "3x3")],
