@@ -4,6 +4,7 @@
     python benchmarks/job_queue.py --only vtrace-pong   # a job, or a run of it (vtrace-pong-0), or several
     python benchmarks/job_queue.py --stop-after 480     # stops in good order after eight hours
     python benchmarks/job_queue.py --list               # the state of each run
+    python benchmarks/job_queue.py --report NAME        # the result of a run again, or so far, which does not end it
     python benchmarks/readme.py                         # writes the results into docs/results/queue.md
 
 `benchmarks/queue_jobs.py` has the jobs. Run directories are in `runs/queue`, with what each run said in `NAME.log` and
@@ -93,9 +94,9 @@ class Queue:
         return self._runs / f"{run.name}.error.json"
 
     def result(self, run: Run) -> dict[str, Any] | None:
-        """The result; None where there is none, or one of another command."""
+        """The result; None where there is none, or one of another command or of a part of the run."""
         found = read_json(self._results / f"{run.name}.json")
-        return found if found and found["command"] == run.command else None
+        return found if found and found["command"] == run.command and found.get("complete", True) else None
 
     def starts(self, run: Run) -> list[dict[str, Any]]:
         """The commit and the time of each start, oldest first."""
@@ -121,11 +122,13 @@ class Queue:
         return f"going on, {steps:,} of {run.job.steps:,} rows ({steps / run.job.steps:.0%})"
 
     def report(self, run: Run) -> None:
-        """Plays games with the policies of a complete run, and writes its result and its curve."""
+        """Plays games with the policies of a run, and writes its result, which may be of a part, and its curve."""
         import run_result  # with JAX and Matplotlib, which the queue itself can do without
 
         starts = self.starts(run)
         found = run_result.read(self.run_dir(run), run.job.games, seed=1000 + run.seed, samples=run.job.samples)
+        complete = found["env_steps"] >= run.job.steps
+        judged = complete and run.job.claim
         result = {
             "command": run.command,
             "commit": starts[-1]["commit"],
@@ -135,8 +138,9 @@ class Queue:
             "seed": run.seed,
             "total_steps": run.job.steps,
             **found,
+            "complete": complete,
             "claim": run.job.claim,
-            "holds": run.job.holds(found["newest_checkpoint"]["mean"]) if run.job.claim else None,
+            "holds": run.job.holds(found["newest_checkpoint"]["mean"]) if judged else None,
             "reference": run.job.reference,
         }
         title = f"podracer train {run.job.train}, seed {run.seed}"
@@ -228,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="the state of each run, without doing any")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="jobs, or runs such as vtrace-pong-0")
     parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="stop in good order then")
-    parser.add_argument("--report", metavar="NAME", help="write the result of a run again, of games that are new")
+    parser.add_argument("--report", metavar="NAME", help="write the result of a run, of games that are new")
     parser.add_argument("--runs", type=pathlib.Path, default=ROOT / "runs" / "queue", help="run directories")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "benchmarks" / "results" / "queue")
     parser.add_argument("--jobs", type=pathlib.Path, default=JOBS, help="a Python file with a tuple JOBS")

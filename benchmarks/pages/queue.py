@@ -47,9 +47,13 @@ def _row(run: queue_jobs.Run, found: dict[str, Any]) -> tuple[Any, ...]:
     low, high = last["interval"]
     greedy = found.get("newest_greedy")
     verdict = "" if found["holds"] is None else f"{found['claim']}: {'yes' if found['holds'] else '**no**'}"
+    rows = f"{last['env_steps']:,}"
+    if not found.get("complete", True):
+        rows = f"{rows} of {found['total_steps']:,}"
+        verdict = f"{found['claim']} at the end"
     return (
         f"`{run.job.name}`, seed {run.seed}",
-        f"{last['env_steps']:,}",
+        rows,
         f"{last['mean']:,.4g} ({low:,.4g} to {high:,.4g})",
         f"{greedy['mean']:,.4g}" if greedy else "",
         f"{best['mean']:,.4g} at {best['env_steps']:,}",

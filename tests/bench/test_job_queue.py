@@ -144,6 +144,31 @@ def test_a_run_whose_report_was_cut_off_is_reported_and_not_trained(queue, tmp_p
     assert real.commands(other)[0][-1] == "--resume", "which refuses what the job has become"
 
 
+def test_a_report_before_the_end_is_no_result(queue, tmp_path, monkeypatch):
+    """It stands on the page of results, and the queue goes on with its run."""
+    import job_queue
+    import run_result
+    from pages import queue as page
+
+    jobs = 'Job("a", "vtrace catch", 100, 0.5, 20, 0.1, seeds=(0,)),'
+    run = queue(jobs).chosen(["a"])[0]
+    real = job_queue.Queue(tmp_path / "jobs.py", tmp_path / "runs", tmp_path / "results")
+    for folder in ("runs", "results"):
+        (tmp_path / folder).mkdir()
+    real.note_start(run)
+    monkeypatch.setattr(run_result, "draw", lambda *_: None)
+    cells = []
+    for steps in (60, 101):
+        score = {"env_steps": steps, "mean": 0.7, "interval": [0.6, 0.8]}
+        found = {"env_steps": steps, "train_seconds": 60.0, "newest_checkpoint": score, "best_checkpoint": score}
+        monkeypatch.setattr(run_result, "read", lambda *_, found=found, **__: found)
+        real.report(run)
+        cells.append(page._row(run, json.loads((tmp_path / "results" / "a-0.json").read_text())))
+        assert (real.result(run) is None) == (steps == 60)
+    assert [row[1] for row in cells] == ["60 of 100", "101"]
+    assert [row[5] for row in cells] == [">= 0.5 at the end", ">= 0.5: yes"]
+
+
 def test_the_process_of_a_killed_queue_ends_first(queue, tmp_path):
     """It writes its checkpoint, and would refuse the run directory to the next one."""
     import job_queue
