@@ -125,8 +125,10 @@ class Queue:
         """Plays games with the policies of a run, and writes its result, which may be of a part, and its curve."""
         import run_result  # with JAX and Matplotlib, which the queue itself can do without
 
-        starts = self.starts(run)
-        found = run_result.read(self.run_dir(run), run.job.games, seed=1000 + run.seed, samples=run.job.samples)
+        starts, directory = self.starts(run), self.run_dir(run)
+        # Best actions of half a training can miss the ball for ever, and such games are long.
+        games = {"samples": run.job.samples, "best_actions": self._is_trained(run)}
+        found = run_result.read(directory, run.job.games, seed=1000 + run.seed, **games)
         complete = found["env_steps"] >= run.job.steps
         judged = complete and run.job.claim
         result = {
@@ -157,8 +159,10 @@ class Queue:
             train = [sys.executable, "-m", "podracer", "resume", directory]
         places = ["--runs", str(self._runs), "--results", str(self._results), "--jobs", str(self._file)]
         report = [sys.executable, __file__, "--report", run.name, *places]
-        complete = (read_json(self.run_dir(run) / "summary.json") or {}).get("complete")
-        return [report] if complete else [train, report]
+        return [report] if self._is_trained(run) else [train, report]
+
+    def _is_trained(self, run: Run) -> bool:
+        return bool((read_json(self.run_dir(run) / "summary.json") or {}).get("complete"))
 
     def wait_for_last(self, stop: Callable[[], bool]) -> None:
         """Waits for the process of a queue that was killed: it writes a checkpoint and ends."""

@@ -15,14 +15,17 @@ PACKAGES = ("envpool", "gymnasium")
 """Packages of environments, which decide results too."""
 
 
-def read(run_dir: pathlib.Path, games: int, seed: int, samples: bool = False) -> dict[str, Any]:
+def read(
+    run_dir: pathlib.Path, games: int, seed: int, samples: bool = False, best_actions: bool = True
+) -> dict[str, Any]:
     """The figures of a run, after games of its newest checkpoint and of its best one.
 
     Args:
       run_dir: the run directory; the run may not be complete.
       games: whole games that each of both policies plays.
       seed: seed of these games.
-      samples: whether the policies sample in them. The newest one plays as many games by its best actions, too.
+      samples: whether the policies sample in them.
+      best_actions: whether the newest one then plays as many games by its best actions, too.
     """
     newest = podracer.load(run_dir)
     clock = [row for row in newest.history if "time/cpu_seconds" in row][-1]
@@ -45,7 +48,7 @@ def read(run_dir: pathlib.Path, games: int, seed: int, samples: bool = False) ->
     }
     for name, result in {"best": podracer.load(run_dir, step="best"), "newest": newest}.items():
         found[f"{name}_checkpoint"] = played(result, games, seed, greedy=False if samples else None)
-    if samples:
+    if samples and best_actions:
         found["newest_greedy"] = played(newest, games, seed, greedy=True)
     return found
 
