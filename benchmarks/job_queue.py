@@ -126,11 +126,10 @@ class Queue:
         import run_result  # with JAX and Matplotlib, which the queue itself can do without
 
         starts, directory = self.starts(run), self.run_dir(run)
-        # Best actions of half a training can miss the ball for ever, and such games are long.
-        games = {"samples": run.job.samples, "best_actions": self._is_trained(run)}
+        complete = self._is_complete(run)
+        # Before the end, games of the best actions can take longer than all others together.
+        games = {"samples": run.job.samples, "best_actions": complete}
         found = run_result.read(directory, run.job.games, seed=1000 + run.seed, **games)
-        complete = found["env_steps"] >= run.job.steps
-        judged = complete and run.job.claim
         result = {
             "command": run.command,
             "commit": starts[-1]["commit"],
@@ -142,7 +141,7 @@ class Queue:
             **found,
             "complete": complete,
             "claim": run.job.claim,
-            "holds": run.job.holds(found["newest_checkpoint"]["mean"]) if judged else None,
+            "holds": run.job.holds(found["newest_checkpoint"]["mean"]) if complete and run.job.claim else None,
             "reference": run.job.reference,
         }
         title = f"podracer train {run.job.train}, seed {run.seed}"
@@ -159,9 +158,9 @@ class Queue:
             train = [sys.executable, "-m", "podracer", "resume", directory]
         places = ["--runs", str(self._runs), "--results", str(self._results), "--jobs", str(self._file)]
         report = [sys.executable, __file__, "--report", run.name, *places]
-        return [report] if self._is_trained(run) else [train, report]
+        return [report] if self._is_complete(run) else [train, report]
 
-    def _is_trained(self, run: Run) -> bool:
+    def _is_complete(self, run: Run) -> bool:
         return bool((read_json(self.run_dir(run) / "summary.json") or {}).get("complete"))
 
     def wait_for_last(self, stop: Callable[[], bool]) -> None:

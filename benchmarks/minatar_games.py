@@ -158,7 +158,7 @@ def summary(found: collection.Collection) -> dict[str, Any]:
     return games
 
 
-def recorded(agents: dict[str, Any]) -> dict[str, dict[Job, dict[str, Any]]]:
+def runs_of_summaries(agents: dict[str, Any]) -> dict[str, dict[Job, dict[str, Any]]]:
     """The runs that summaries were made of, by agent, with what a summary and a picture need of them."""
     runs: dict[str, dict[Job, dict[str, Any]]] = {}
     for agent, games in agents.items():
@@ -180,9 +180,9 @@ def recorded(agents: dict[str, Any]) -> dict[str, dict[Job, dict[str, Any]]]:
     return runs
 
 
-def gathered(folder: pathlib.Path) -> list[collection.Collection]:
+def all_runs(folder: pathlib.Path) -> list[collection.Collection]:
     """The runs in the file of results and in suites, whose runs count where both have a seed."""
-    known = recorded(json.loads(FILE.read_text())["results"]["agents"]) if FILE.exists() else {}
+    known = runs_of_summaries(json.loads(FILE.read_text())["results"]["agents"]) if FILE.exists() else {}
     collections = []
     for agent in STEPS:
         runs, settings = known.get(agent, {}), {}
@@ -225,7 +225,7 @@ def gates(agents: dict[str, Any]) -> list[dict[str, Any]]:
 
 def write(runs: pathlib.Path) -> bool:
     """Writes all results that there are; returns True where all gates hold."""
-    collections = gathered(runs)
+    collections = all_runs(runs)
     agents = {one.label: summary(one) for one in collections}
     found = gates(agents)
     commands = {agent: " ".join(command(agent, Arguments.seeds, pathlib.Path("DIR"))) for agent in STEPS}

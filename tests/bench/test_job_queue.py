@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -153,18 +154,21 @@ def test_a_report_before_the_end_is_no_result(queue, tmp_path, monkeypatch):
     jobs = 'Job("a", "vtrace catch", 100, 0.5, 20, 0.1, seeds=(0,)),'
     run = queue(jobs).chosen(["a"])[0]
     real = job_queue.Queue(tmp_path / "jobs.py", tmp_path / "runs", tmp_path / "results")
-    for folder in ("runs", "results"):
-        (tmp_path / folder).mkdir()
+    for folder in ("runs/a-0", "results"):
+        (tmp_path / folder).mkdir(parents=True)
     real.note_start(run)
     monkeypatch.setattr(run_result, "draw", lambda *_: None)
     cells = []
     for steps in (60, 101):
         score = {"env_steps": steps, "mean": 0.7, "interval": [0.6, 0.8]}
         found = {"env_steps": steps, "train_seconds": 60.0, "newest_checkpoint": score, "best_checkpoint": score}
-        monkeypatch.setattr(run_result, "read", lambda *_, found=found, **__: found)
+        reader = mock.Mock(return_value=found)
+        monkeypatch.setattr(run_result, "read", reader)
+        (tmp_path / "runs" / "a-0" / "summary.json").write_text(json.dumps({"complete": steps > 100}))
         real.report(run)
         cells.append(page._row(run, json.loads((tmp_path / "results" / "a-0.json").read_text())))
         assert (real.result(run) is None) == (steps == 60)
+        assert reader.call_args.kwargs["best_actions"] == (steps > 100), "which take long before the end"
     assert [row[1] for row in cells] == ["60 of 100", "101"]
     assert [row[5] for row in cells] == [">= 0.5 at the end", ">= 0.5: yes"]
 
