@@ -29,11 +29,11 @@ def pong() -> list[str]:
         score, games, steps = _score(found, run)
         minutes = f"{run['train_seconds'] / 60:.0f}"
         machine = re.sub(r"1 x \w+ \((.*?)\).*", r"\1", found["machine"])
-        commit = short_commit(run["commit"])
+        commits = ", ".join(map(short_commit, run.get("commits", [run["commit"]])))
         greedy = f"{found['newest_greedy']['mean']:.1f}" if "newest_greedy" in found else ""
-        rows.append((about, score, greedy, games, f"{steps:,}", f"{_planned(found, run):,}", minutes, machine, commit))
+        rows.append((about, score, greedy, games, f"{steps:,}", f"{_planned(found, run):,}", minutes, machine, commits))
     head = ("run", "score (95% interval)", "of the best actions", "games", "at step", "planned", "minutes")
-    return table((*head, "machine", "commit"), rows)
+    return table((*head, "machine", "commits"), rows)
 
 
 def _score(found: dict[str, Any], run: dict[str, Any]) -> tuple[str, int, int]:
@@ -59,5 +59,12 @@ def _planned(found: dict[str, Any], run: dict[str, Any]) -> int:
     return in_config or int(re.search(r"--total-steps (\d+)", run["command"])[1])
 
 
+def breakout() -> str:
+    """The rows of V-trace on Breakout, and those that it is to have."""
+    found = read("queue/vtrace-breakout-0")
+    steps = f"{found['newest_checkpoint']['env_steps']:,}"
+    return f"{steps} rows" if found.get("complete", True) else f"{steps} of {found['total_steps']:,} rows so far"
+
+
 TABLES = {"pong": pong}
-VALUES = {}
+VALUES = {"breakout": breakout}

@@ -32,12 +32,14 @@ FIRST = ("none", "4_frames")
 
 
 def _range(row: dict | None) -> str:
-    """The least and the most of the returns of a row's seeds, one number where they are alike."""
+    """The least and the most of a row's seeds, one number where they are alike; bold where they miss the bound."""
     if row is None:
         return ""
     digits = lambda value: f"{value:.0f}" if abs(value) >= 100 else f"{round(value, 3) + 0.0:.3g}"  # noqa: E731
     least, most = digits(min(row["returns"])), digits(max(row["returns"]))
-    return least if least == most else f"{least} to {most}"
+    returns = least if least == most else f"{least} to {most}"
+    returns = returns if row["holds"] else f"**{returns}**"
+    return returns if row["bound"] is not None else f"({returns})"
 
 
 def masks() -> list[str]:

@@ -16,12 +16,17 @@ def ours() -> dict[str, Any]:
     return found
 
 
+FEWEST_SEEDS = 5
+"""Seeds that a bootstrap interval takes: of two seeds it is no more than their range."""
+
+
 def score(one: dict[str, Any] | None) -> str:
-    """A mean with its interval; a single seed has none."""
+    """A mean with its interval over seeds, or with the range of fewer than `FEWEST_SEEDS`; a single seed has none."""
     if one is None:
         return ""
-    between = f" ({one['interval'][0]:.1f} to {one['interval'][1]:.1f})" if one["interval"] else ""
-    return f"{one['mean']:.1f}{between}"
+    scores = one["scores"]
+    low, high = one["interval"] if len(scores) >= FEWEST_SEEDS else (min(scores), max(scores))
+    return f"{one['mean']:.1f}" + (f" ({low:.1f} to {high:.1f})" if len(scores) > 1 else "")
 
 
 def returns() -> list[str]:

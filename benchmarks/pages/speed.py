@@ -92,6 +92,10 @@ def continuous() -> list[str]:
     return table(("SAC, batches of 256, two layers of 256", "updates a second", "ours / this", "commit"), rows)
 
 
+SEARCHES = ("puct / muzero_policy", "puct / mctx without draws", "gumbel / gumbel_muzero_policy")
+"""Our searches beside those of mctx."""
+
+
 def search_ratios() -> dict[str, str]:
     """Times as fast as mctx, from the least median of the sizes to the greatest."""
     pairs = {"puct": "puct / muzero_policy", "gumbel": "gumbel / gumbel_muzero_policy"}
@@ -102,13 +106,19 @@ def search_ratios() -> dict[str, str]:
 def search() -> list[str]:
     """Times as fast as mctx, by the number of roots and actions."""
     found = read("search")
-    pairs = ("puct / muzero_policy", "puct / mctx without draws", "gumbel / gumbel_muzero_policy")
     rows = []
     for row in found["results"]:
-        ratios = [spread(row["ratios"][pair], ".1f") for pair in pairs]
+        ratios = [spread(row["ratios"][pair], ".1f") for pair in SEARCHES]
         rows.append((row["N"], row["A"], *ratios, commit(found)))
     names = ("PUCT / `muzero_policy`", "PUCT / the same without draws", "Gumbel / `gumbel_muzero_policy`")
     return table(("roots", "actions", *names, "commit"), rows)
+
+
+def search_with_a_large_model() -> str:
+    """The ratios of `search` with EfficientZero's model, in the same order."""
+    found = read("search-efficientzero")
+    ratios = [f"{found['results'][0]['ratios'][pair][1]:.2f}" for pair in SEARCHES]
+    return f"{', '.join(ratios)} (commit {commit(found)})"
 
 
 def resident() -> str:
@@ -189,6 +199,7 @@ VALUES = {
     "resets-origin": lambda: origin("resets"),
     "continuous-origin": lambda: f"{origin('continuous')}.",
     "dqn-model": dqn_model,
+    "search-efficientzero": search_with_a_large_model,
     "memory": resident,
     "memory-commit": lambda: commit(read("memory")),
 }
