@@ -13,13 +13,6 @@ def cartpole_seconds() -> str:
     return f"{min(seconds):.1f} to {max(seconds):.1f} seconds"
 
 
-def command_seconds() -> str:
-    """The time of the first command until its result, with and without compiled programs of earlier runs."""
-    runs = read("latency")["command"]["runs"]
-    cold, warm = (runs[f"after, {cache}"]["result_seconds"] for cache in ("cold", "warm"))
-    return f"{cold:.1f} seconds, and {warm:.1f} the second time"
-
-
 def pong() -> str:
     """The scores of V-trace's last policies on Pong."""
     scores = [read(f"queue/vtrace-pong-{seed}")["newest_checkpoint"]["mean"] for seed in (0, 1, 2)]
@@ -45,4 +38,4 @@ def numbers() -> list[str]:
 
 
 TABLES = {"numbers": numbers}
-VALUES = {"cartpole-seconds": cartpole_seconds, "command-seconds": command_seconds}
+VALUES = {"cartpole-seconds": cartpole_seconds}

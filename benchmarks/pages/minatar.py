@@ -17,7 +17,7 @@ def ours() -> dict[str, Any]:
 
 
 FEWEST_SEEDS = 5
-"""Seeds that a bootstrap interval takes: of two seeds it is no more than their range."""
+"""The fewest seeds that have a bootstrap interval: that of two seeds is their range."""
 
 
 def score(one: dict[str, Any] | None) -> str:

@@ -46,7 +46,7 @@ def remote_wire() -> list[str]:
     for name, words in WIRE.items():
         values = _remote().get(name, {})
         if values:
-            # The parts of a round trip overlap, so that what they leave of the whole is less than nothing.
+            # The parts of a round trip overlap, so the rest of the whole is negative and says nothing.
             figures = ", ".join(f"{key}: {_figure(value)}" for key, value in values.items() if value >= 0)
             lines.append(f"| {words} | {figures} |")
     return lines

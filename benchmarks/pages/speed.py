@@ -98,7 +98,7 @@ SEARCHES = ("puct / muzero_policy", "puct / mctx without draws", "gumbel / gumbe
 
 def search_ratios() -> dict[str, str]:
     """Times as fast as mctx, from the least median of the sizes to the greatest."""
-    pairs = {"puct": "puct / muzero_policy", "gumbel": "gumbel / gumbel_muzero_policy"}
+    pairs = {"puct": SEARCHES[0], "gumbel": SEARCHES[2]}
     medians = {name: [row["ratios"][pair][1] for row in read("search")["results"]] for name, pair in pairs.items()}
     return {name: f"{min(values):.1f} to {max(values):.1f}" for name, values in medians.items()}
 
