@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     argv = list(sys.argv[1:] if argv is None else argv)
     # Modules beside the shell, such as that of `gymnasium:my_module:Reach-v0`, are found where one was asked for, and
     # last: a file `tyro.py` there is none of ours.
-    if "--trust" in argv or any(re.fullmatch("gymnasium:[^:]+:.+", word) for word in argv):
+    if "--trust" in argv or any(re.search("(^|,) *gymnasium:[^:,]+:[^:,]", word) for word in argv):
         sys.path.append(os.getcwd())
     ending.code = run(argv)
     sys.exit(ending.code)

@@ -76,7 +76,7 @@ class EloArguments:
       simulations: simulations of every policy's search; 0 for the network's move alone.
       seed: seed of the matches.
       json: print JSON instead of words.
-      output: file of the picture; elo.png if None, in the run's directory if there is one.
+      output: file of the picture of runs with snapshots; elo.png if None, in the run's directory if there is one.
       trust: import the modules of the runs' environments, which runs their code.
     """
 
@@ -111,6 +111,8 @@ def rate(argv: list[str]) -> int:
             entrants[called] = player._replace(name=called, params=result.actor_params(step=step))
             if not is_specific and step is not None:
                 histories.setdefault(str(name.directory), {})[called] = step
+    if arguments.output and not histories:
+        raise InputError("--output: a picture is of the snapshots of run directories, and none of these has any.")
     random, tactical = (players.player(environment, name) for name in ("random", "tactical"))
     pairs = [(tactical, random), *((player, tactical) for player in entrants.values())]
     pairs += [(later, earlier) for earlier, later in itertools.pairwise(entrants.values())]

@@ -122,7 +122,7 @@ def parsed(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
       ValueError: for arguments that `podracer train` would refuse.
     """
     _, _, arguments, typed, hyper = _parse(argv)
-    return _keywords(arguments, typed), hyper, arguments.quiet
+    return {**_keywords(arguments, typed), "trust": arguments.trust}, hyper, arguments.quiet
 
 
 def _directory(

@@ -1,4 +1,4 @@
-"""Seeds of host environments, distinct for every run, use and lane."""
+"""Seeds: their limits, and those of host environments, distinct for every run, use and lane."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Literal
 import numpy as np
 
 Use = Literal["training", "evaluation"]
+
+MAX_SEED = 2**31 - 1
+"""The largest seed. JAX's keys of larger ones repeat those of smaller ones."""
+
+
+def check_seed(seed: int) -> None:
+    """Checks a seed.
+
+    Raises:
+      ValueError: if it is negative, or above `MAX_SEED`.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed={seed}: must be 0 to {MAX_SEED:,}.")
 
 
 def first_seed(seed: int, use: Use, restart: int = 0) -> int:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer.environments.seeds import check_seed
 from podracer.evaluation.players import Player, random_move
 from podracer.types import ArrayTree, Environment, TimeStep
 
@@ -79,8 +80,9 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
       openings: random moves before the players take over, the same for both games of a pair.
 
     Raises:
-      ValueError: for an odd number of games, or openings so long that they end games.
+      ValueError: for an odd number of games, a seed that there is not, or openings so long that they end games.
     """
+    check_seed(seed)
     if games < 2 or games % 2:
         raise ValueError(f"games={games} must be an even number, so that both players move first equally often.")
     both = _play_pairs(

@@ -46,9 +46,12 @@ class Pod:
     def __post_init__(self):
         configs.check(self)
         if self.coordinator is not None:
-            _, colon, port = self.coordinator.rpartition(":")
-            if not colon or not port.isdigit():
-                raise ValueError(f"Pod(coordinator={self.coordinator!r}): use HOST:PORT, such as 10.0.0.1:8476.")
+            _check_address(f"Pod(coordinator={self.coordinator!r})", self.coordinator)
+
+
+def _check_address(where: str, address: str) -> None:
+    if not re.fullmatch(r".+:\d+", address):
+        raise ValueError(f"{where}: use HOST:PORT, such as 10.0.0.1:8476.")
 
 
 class NoClusterError(ValueError):
@@ -115,6 +118,7 @@ def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
 
 def _read(name: str, text: str) -> Any:
     if name == "coordinator":
+        _check_address(f"{VARIABLES[name]}={text!r}", text)
         return text
     try:
         return tuple(int(x) for x in text.split(",")) if name == "local_devices" else int(text)

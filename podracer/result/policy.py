@@ -20,6 +20,7 @@ import numpy as np
 
 from podracer import spaces
 from podracer.environments import gate
+from podracer.environments.seeds import check_seed
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
@@ -84,7 +85,11 @@ def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool
       params: the agent's parameters.
       greedy: True takes the best actions, False samples.
       seed: seed of the samples.
+
+    Raises:
+      ValueError: if there is no such seed.
     """
+    check_seed(seed)
 
     def act(leaves: Sequence[Any], observation: Any, reward: Any, first: Any, key: Any) -> Any:
         memory = jax.tree.unflatten(structure, leaves)

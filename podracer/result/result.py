@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.registry import PLANNERS, make_agent, make_planner
+from podracer.environments.seeds import check_seed
 from podracer.evaluation import evaluation, players, rendering
 from podracer.result import explainer, explanation, members, plots, report
 from podracer.result import export as exports
@@ -115,10 +116,11 @@ class Result:
           greedy: True takes the best actions, False samples, as in training; None acts as in the run's own evaluations.
 
         Raises:
-          ValueError: if there is no such member, or no episode to play.
+          ValueError: if there is no such member or seed, or no episode to play.
         """
         if episodes < 1:
             raise ValueError(f"episodes={episodes}: must be at least 1.")
+        check_seed(seed)
         if (episodes, greedy) not in self._evaluators:
             agent = self.agent if greedy is None else policies.with_actions(self.agent, greedy)
             self._evaluators[episodes, greedy] = evaluation.Evaluator(
@@ -305,8 +307,9 @@ class Result:
           The path, which a notebook shows as the animation.
 
         Raises:
-          ValueError: if the environment cannot be rendered.
+          ValueError: if the environment cannot be rendered, or there is no such seed.
         """
+        check_seed(seed)
         agent = policies.with_actions(self.agent, True)
         images = rendering.frames(agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed

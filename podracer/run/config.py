@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from podracer import configs
+from podracer.environments.seeds import MAX_SEED
 
 Mode = Literal["async", "lockstep", "serial"]
 """The order of acting and learning (see `podracer.sebulba.actor.ActorContext.publication`)."""
@@ -69,11 +70,11 @@ class RunConfig:
     """
 
     total_steps: int = configs.field(500_000, low=1, high=2**50)
-    seed: int = configs.field(0, low=0, high=2**31 - 1)
+    seed: int = configs.field(0, low=0, high=MAX_SEED)
     num_envs: int | None = configs.field(None, low=1)
     num_shards: int | None = configs.field(None, low=1)
     population: int = configs.field(1, low=1)
-    member_seeds: tuple[int, ...] = configs.field((), low=0, high=2**31 - 1)
+    member_seeds: tuple[int, ...] = configs.field((), low=0, high=MAX_SEED)
     reset_pool: int | None = configs.field(None, low=0)
     arch: Literal["auto", "anakin", "sebulba"] = "auto"
     mode: Mode = "async"
@@ -102,6 +103,11 @@ class RunConfig:
             raise ValueError(
                 f"member_seeds has {len(self.member_seeds)} seeds and population={self.population} members; use "
                 f"population={len(self.member_seeds)}."
+            )
+        if not self.member_seeds and self.seed > MAX_SEED + 1 - self.population:
+            raise ValueError(
+                f"RunConfig.seed={self.seed}: must be at most {MAX_SEED + 1 - self.population} with "
+                f"population={self.population}, whose members have the next seeds."
             )
 
     @property

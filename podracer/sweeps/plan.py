@@ -14,12 +14,11 @@ import jax
 import numpy as np
 
 from podracer import configs, spaces, topology
+from podracer.environments.seeds import MAX_SEED
 from podracer.run.config import RunConfig
 from podracer.run.record import Experiment
 from podracer.sweeps import ranges
 from podracer.types import Agent
-
-MAX_SEED = 2**31 - 1
 
 MOST_AT_ONCE = {"cpu": 64}
 """The most members of a wave by platform, whatever memory there is: on a CPU, twice as many take twice as long."""

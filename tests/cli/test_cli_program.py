@@ -59,7 +59,9 @@ def test_modules_beside_the_shell_are_found_last_and_only_where_one_is_asked_for
         ("--version", []),
         ("eval runs/x", []),
         ("train ppo gymnasium:CartPole-v1", []),
+        ("train ppo gymnasium:CartPole-v1,gymnasium:Acrobot-v1", []),
         ("train ppo gymnasium:mine:Reach-v0", [str(tmp_path)]),
+        ("train ppo envpool:CartPole-v1,gymnasium:mine:Reach-v0", [str(tmp_path)]),
         ("eval runs/x --trust", [str(tmp_path)]),
     ):
         monkeypatch.setattr(sys, "path", [*before])

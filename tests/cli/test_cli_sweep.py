@@ -54,12 +54,12 @@ def test_options_reach_training_and_the_command_trains_the_best_one(monkeypatch,
         return types.SimpleNamespace(summary={"complete": True, "train_seconds": 1.0, "members": members})
 
     monkeypatch.setattr(sweeps, "train", stub)
-    flags = "--total-steps 400 --agent.hidden-sizes 8 --hyper.entropy-cost 0.02 --wrap time_limit=5"
+    flags = "--total-steps 400 --agent.hidden-sizes 8 --hyper.entropy-cost 0.02 --wrap time_limit=5 --trust"
     typed = f"sweep vtrace catch --hyper learning-rate=log:1e-4:1e-2 discount=0.9,0.99 --members 4 --seeds 2 {flags}"
     assert cli.run(shlex.split(typed)) == 0
     (agent, environment, wave), (*_, again) = calls
     assert (agent, environment, wave["population"], again["population"]) == ("vtrace", "catch", 8, 2)
-    assert (wave["total_steps"], wave["config"]) == (400, {"hidden_sizes": (8,)})
+    assert (wave["total_steps"], wave["config"], wave["trust"]) == (400, {"hidden_sizes": (8,)}, True)
     assert wave["hyper"]["entropy_cost"] == [0.02] * 8
     assert wave["hyper"]["discount"] == [0.9, 0.9, 0.99, 0.99] * 2
     best = max(wave["hyper"]["learning_rate"])

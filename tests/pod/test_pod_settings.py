@@ -59,16 +59,17 @@ def test_the_only_process_of_a_host_takes_all_its_gpus(cluster, own, number):
         (Pod(), WHERE | {"COLAB_RELEASE_TAG": "1"}, NoClusterError, "Colab is one process; use topology='local'"),
         (Pod(process_id=4), WHERE, ValueError, "process_id=4 must be less than processes=4"),
         (Pod(), WHERE | {"JAX_PROCESS_ID": "x"}, ValueError, "JAX_PROCESS_ID='x': must be a number"),
+        (Pod(), WHERE | {"JAX_COORDINATOR_ADDRESS": "10.0.0.1"}, ValueError, "_ADDRESS='10.0.0.1': use HOST:PORT"),
         (Pod(), WHERE | {"JAX_LOCAL_DEVICE_IDS": "a"}, ValueError, "must be numbers, such as 0,1"),
     ],
-    ids=["nothing", "part", "colab", "beyond", "no number", "no devices"],
+    ids=["nothing", "part", "colab", "beyond", "no number", "no port", "no devices"],
 )
 def test_too_little_or_nonsense(pod, environ, error, message):
     with pytest.raises(error, match=message):
         find(pod, environ, None)
 
 
-@pytest.mark.parametrize("coordinator", ["host", "host:", ":x", "host:port"])
+@pytest.mark.parametrize("coordinator", ["host", "host:", ":1", ":x", "host:port"])
 def test_a_coordinator_has_a_port(coordinator):
     with pytest.raises(ValueError, match="use HOST:PORT"):
         Pod(coordinator=coordinator)

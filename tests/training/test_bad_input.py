@@ -30,6 +30,7 @@ def test_wrong_parts(arguments, error, message, tmp_path):
         ({"num_envs": 10, "num_shards": 4}, "num_envs=10 is not divisible by the 4 shards; use 8 or 12"),
         ({"num_env": 8}, "RunConfig has no field 'num_env'; did you mean 'num_envs'"),
         ({"seed": "zero"}, r"RunConfig\.seed='zero': expected an integer"),
+        ({"seed": 2**31 - 1, "population": 2}, "seed=2147483647: must be at most 2147483646 with population=2, whose"),
         ({"total_steps": 0}, r"RunConfig\.total_steps=0: must be at least 1"),
         ({"total_steps": 1.5}, r"RunConfig\.total_steps=1\.5: expected an integer"),
         ({"population": True}, r"RunConfig\.population=True: expected an integer"),

@@ -197,6 +197,10 @@ def test_nonsense_asked_of_a_result(finished, tmp_path):
         finished[0].evaluate(0)
     with pytest.raises(ValueError, match="member=-1"):
         finished[0].evaluate(4, member=-1)
+    for seed in (-1, 2**31):
+        for use in (finished[0].evaluate, finished[0].animate, finished[0].actor):
+            with pytest.raises(ValueError, match=f"seed={seed}: must be 0 to 2,147,483,647"):
+                use(seed=seed)
     with pytest.raises(ValueError, match="holds no run"):
         podracer.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "of another library"}')
