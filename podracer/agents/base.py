@@ -312,7 +312,7 @@ def check_bounded(spec: EnvSpec, agent: str) -> None:
     """Checks that an agent can squash its actions into those of an environment.
 
     Raises:
-      ValueError: where they are not a Box with finite bounds.
+      ValueError: where they are not a Box of floats with finite bounds.
     """
     space = spec.action_space
     if not isinstance(space, spaces.Box):

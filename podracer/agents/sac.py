@@ -264,12 +264,12 @@ class _SAC(base.Functions):
         batch_size = collectives.global_size(n)
         # All networks of this update normalise by statistics that have its samples.
         aux, largest = learner.aux, self.values.largest
-        statistics, batch = self.config.normalize_samples(aux["statistics"], batch, largest, learner.hyper)
+        statistics, batch, scale = self.config.normalize_samples(aux["statistics"], batch, largest, learner.hyper)
         learner = learner._replace(aux=aux | {"statistics": statistics})
         # Noise of a' and of a, for every sample before they are divided into chunks.
         noise = distributions.standard_normal(key, (2, n, self.units.size))
         rate = self.learning_rate(learner, progress)
-        learner, metrics, priorities = self._learn_critics(learner, (batch, noise[0]), rate, batch_size)
+        learner, metrics, priorities = self._learn_critics(learner, (batch, noise[0]), scale, rate, batch_size)
         if with_policy:
             learner, policy_metrics = self._learn_policy(learner, (batch, noise[1]), rate, batch_size)
             metrics = metrics | policy_metrics
@@ -283,14 +283,14 @@ class _SAC(base.Functions):
         return learner, metrics, priorities
 
     def _learn_critics(
-        self, learner: LearnerState, batch: Any, rate: jax.Array | None, batch_size: jax.Array
+        self, learner: LearnerState, batch: Any, scale: jax.Array, rate: jax.Array | None, batch_size: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
-        """A step of the critics; `batch` is a `Batch` and noise [B, A]."""
+        """A step of the critics; `batch` is a `Batch` and noise [B, A], and `scale` a factor of rewards."""
 
         def loss(critic: ArrayTree, samples: Any) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
             batch, noise = samples
             trajectory: Any = batch.trajectory
-            target, y = lax.stop_gradient(self._targets(learner, trajectory, noise))
+            target, y = lax.stop_gradient(self._targets(learner, trajectory, scale, noise))
             action = self.units.to_units(trajectory.actions[0])
             outputs = self.network.critic.apply(critic, self._first_row(trajectory), action)
             total, metrics, priority = self.loss(
@@ -305,12 +305,14 @@ class _SAC(base.Functions):
         learner, norm = self._step(learner, "critic", grads, rate)
         return learner, metrics | {"grad/norm": norm} | update.rate_metric(rate), priorities
 
-    def _targets(self, learner: LearnerState, trajectory: Any, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _targets(
+        self, learner: LearnerState, trajectory: Any, scale: jax.Array, noise: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """The target [N, B, K] of each critic, and its mean y = R + G (q' - alpha log pi(a' | x_m)), [N, B]."""
         config, hyper = self.config, learner.hyper
         # R, G and m of up to n steps.
         step = returns.transitions(trajectory)
-        step = step._replace(discount=hyper["discount"] * step.discount)
+        step = step._replace(reward=scale * step.reward, discount=hyper["discount"] * step.discount)
         R, G, m = returns.n_step_transition(step, config.n_step)
         # a' ~ pi(x_m).
         last = trajectories.row_of_lanes(nets.inputs(self.network.policy, trajectory), m, config.n_step)

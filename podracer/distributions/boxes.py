@@ -27,7 +27,13 @@ class UnitBox(NamedTuple):
 
 
 def unit_box(space: spaces.Box) -> UnitBox:
-    """Makes the affine map between a Box with finite bounds and [-1, 1] for each element."""
+    """Makes the affine map between a Box with finite bounds and [-1, 1] for each element.
+
+    Raises:
+      ValueError: for a Box of integers: rounding would give them unequal shares.
+    """
+    if not jnp.issubdtype(space.dtype, jnp.floating):
+        raise ValueError(f"actions in {space} are whole numbers; a MultiDiscrete space has choices of them.")
     size = int(np.prod(space.shape))
     centre, half = _centre_and_half(space)
     least, most = (x if x.shape else x.item() for x in space.limits())

@@ -86,6 +86,7 @@ class OptimizerConfig:
             )
         self.check_numbers(own, ("optimizer_b2",), ("adam", "radam", "adamw", "muon"))
         self.check_numbers(own, ("optimizer_eps_root",), ("adam",))
+        self.check_numbers(own, ("weight_decay",), ("adamw", "muon"))
         if own is None:
             numbers = {"b2": self.optimizer_b2, "eps_root": self.optimizer_eps_root}
             return optimizer.make(name or self.optimizer, **numbers, **others)._replace(l2_cost=l2_cost)

@@ -58,8 +58,10 @@ class SampledStatisticsConfig(ObservationNormalizerConfig):
 
     def normalize_samples(
         self, statistics: SampledStatistics, batch: Batch, largest: float | None, hyper: Mapping[str, jax.Array]
-    ) -> tuple[SampledStatistics, Batch]:
-        """Statistics with those of samples, and the samples with observations and rewards as they are learnt from.
+    ) -> tuple[SampledStatistics, Batch, jax.Array]:
+        """Statistics with those of samples, the samples with normalised observations, and the factor of their rewards.
+
+        Rewards stay as they are, because a network may see them, and it sees them so when it acts.
 
         Args:
           statistics: before.
@@ -70,14 +72,13 @@ class SampledStatisticsConfig(ObservationNormalizerConfig):
         trajectory: Any = batch.trajectory
         statistics = self._merge(statistics, trajectory, hyper["discount"])
         timesteps = self.with_normalized_observations(trajectory.timesteps, statistics.observation)
-        if self.normalize_rewards:
-            scale = jnp.sqrt(statistics.returns.variance + 1e-8)
-            if largest is not None:
-                scale = jnp.maximum(scale, statistics.largest_return / largest)
-            timesteps = timesteps._replace(reward=timesteps.reward / scale)
-        else:
-            timesteps = timesteps._replace(reward=hyper["reward_scale"] * timesteps.reward)
-        return statistics, batch._replace(trajectory=trajectory._replace(timesteps=timesteps))
+        batch = batch._replace(trajectory=trajectory._replace(timesteps=timesteps))
+        if not self.normalize_rewards:
+            return statistics, batch, hyper["reward_scale"]
+        scale = jnp.sqrt(statistics.returns.variance + 1e-8)
+        if largest is not None:
+            scale = jnp.maximum(scale, statistics.largest_return / largest)
+        return statistics, batch, 1.0 / scale
 
     def _merge(self, statistics: SampledStatistics, trajectory: Trajectory, discount: jax.Array) -> SampledStatistics:
         """Adds samples [T, B] on all shards: the observation of row 0, and the discounted return of row 1."""

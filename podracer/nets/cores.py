@@ -53,7 +53,7 @@ class CoreSettings:
     """A core's settings; see `nets.NetworkConfig`.
 
     Raises:
-      ValueError: for settings that the core does not have.
+      ValueError: for more layers than the core has, or a size that its heads do not divide.
     """
 
     core: CoreName = "none"

@@ -76,6 +76,8 @@ class CriticsConfig:
                     f"init_std={self.init_std} is of torso='mlp'; weights of torso='simba_v2' cannot be 0: use None."
                 )
             configs.require_defaults(self, ("activation", "layer_norm"), "is of torso='mlp', not torso='simba_v2'")
+        if self.max_value == float("inf"):
+            raise ValueError("max_value=inf must be finite: the largest return to tell apart, such as 10.0.")
         if self.values == "mean":
             configs.require_defaults(self, ("max_value", "num_bins"), 'is of values="categorical", not values="mean"')
 
@@ -83,9 +85,9 @@ class CriticsConfig:
         if len(self.noise) != 2 or self.noise[0] > self.noise[1]:
             use = (min(self.noise, default=0.1), max(self.noise, default=0.1))
             raise ValueError(f"noise={self.noise} must be two numbers that do not fall, (low, high); use {use}.")
-        if self.policy == "gaussian" and (any(self.noise) or self.target_noise):
-            noise = f"noise={self.noise}" if any(self.noise) else f"target_noise={self.target_noise}"
-            raise ValueError(f'{noise} is for policy="deterministic"; a Gaussian policy explores by its own std.')
+        if self.policy == "gaussian":
+            why = 'is for policy="deterministic"; a Gaussian policy explores by its own std'
+            configs.require_defaults(self, ("noise", "target_noise", "target_noise_clip"), why)
         if self.policy == "deterministic":
             why = 'has no effect with policy="deterministic", whose noise explores'
             configs.require_defaults(self, ("init_std", "min_std", "max_std"), why)

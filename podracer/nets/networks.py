@@ -83,7 +83,7 @@ def make(
       num_values: K, values of a row, which are then [T, B, K]; None for one value, [T, B].
       distribution: of actions; that of the action space if None.
       value_hidden_sizes: of the value's MLP, where torsos are separate; None for `hidden_sizes`.
-      init: "lecun" draws all weights from LeCun's uniform distribution.
+      init: "lecun" draws all weights from LeCun's uniform distribution, but those of a core, which are orthogonal.
       policy_observations: members of a `Dict` that the policy sees; () for all.
       value_observations: members that the value sees, where torsos are separate; () for all.
 

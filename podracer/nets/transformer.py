@@ -100,7 +100,9 @@ class _GTrXLLayer(nn.Module):
         queries = heads(product(line[M:], weights("query", 1)))
         keys, values = (heads(y) for y in jnp.split(product(line, weights("key_value", 2)), 2, axis=-1))
         of_age = heads(product(sinusoids(M, D), weights("position", 1)))  # ages M, M - 1, ..., 0
-        u, w = (self.param(name, nn.initializers.zeros, (H, d))[None, None] for name in ("key_bias", "position_bias"))
+        # Vectors, because optimisers let matrices decay, and not biases.
+        biases = (self.param(name, nn.initializers.zeros, (D,)) for name in ("key_bias", "position_bias"))
+        u, w = (heads(bias[None, None]) for bias in biases)
         # score_{t,s} = ((q_t + u) k_s + (q_t + w) W_r R_{t-s}) / sqrt(d)
         scores = jnp.einsum("tbhd,sbhd->tbhs", queries + u, keys)
         by_age = jnp.einsum("tbhd,ahd->tbha", queries + w, of_age)

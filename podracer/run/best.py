@@ -29,7 +29,7 @@ SNAPSHOTS = "snapshots"
 SNAPSHOTS_A_RUN = 10
 
 SOON_SECONDS = 10.0
-"""Seconds in which a run that does not say `checkpoint_every` writes no second checkpoint, nor a second best state."""
+"""Seconds in which no second best state is written, nor a second checkpoint unless `checkpoint_every` says when."""
 
 
 class Best:
@@ -72,7 +72,7 @@ class Best:
         return time.monotonic() - self._written_at < self._seconds
 
     def hold(self, env_steps: int, score: float, state: ArrayTree) -> None:
-        """Keeps a copy of a better state in memory, until `write_held`."""
+        """Keeps a copy of a better state in memory, until `write_held` at the next checkpoint."""
         leaves = flatten(state)
         copies = {name: np.array(x) for name, x in leaves.items()}
         self._score, self._held = score, (env_steps, copies, {name: x.sharding for name, x in leaves.items()})
@@ -91,7 +91,11 @@ class Best:
             self._held, self._written_at = None, time.monotonic()
 
     def close(self) -> None:
-        """Writes the state that is held, however the run ends, where that can be; releases what Orbax holds."""
+        """Writes the state that is held, however the run ends, where that can be; releases what Orbax holds.
+
+        The best one before stays beside it, because a run that goes on may begin before the step of the held one.
+        """
+        self._checkpoints.keep = 2
         with contextlib.suppress(Exception):  # an error that ends the run is told, and not this one
             self.write_held()
         self._checkpoints.close()

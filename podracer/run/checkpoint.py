@@ -65,7 +65,7 @@ class Checkpoints:
         self.directory = pathlib.Path(directory).absolute() / name
         self._beside, self._removed = self.directory.with_name(f"{name}-new"), self.directory.with_name("removed")
         self._read_only, self._processes = read_only, processes
-        self._keep, self._gone, self._stuck = keep, set[int](), False
+        self.keep, self._gone, self._stuck = keep, set[int](), False
         self._opened: Any = None
         try:
             if not read_only:
@@ -172,7 +172,7 @@ class Checkpoints:
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
             )
         self._is_empty = False
-        old = self.steps()[: -self._keep] if self._keep else []
+        old = self.steps()[: -self.keep] if self.keep else []
         self._gone |= set(old)
         if self._processes.is_first:
             self._remove(old)

@@ -274,10 +274,10 @@ def least_env_steps(state: RunState) -> int:
     return int(counter_values(local_learner(state).env_steps).min())
 
 
-def position(state: RunState) -> tuple[int, int]:
-    """The newest update and step, by which rows of metrics are cut where a run goes on."""
+def position(state: RunState) -> tuple[int, list[int]]:
+    """The newest update and the step of each member, [P], by which rows of metrics are cut where a run goes on."""
     own = local_learner(state)
-    return num_updates(own), int(counter_values(own.env_steps).max())
+    return num_updates(own), counter_values(own.env_steps).tolist()
 
 
 def empty_replay(state: RunState, like: RunState) -> RunState:

@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from podracer.run import rundir
@@ -32,7 +32,8 @@ class Log:
     Args:
       directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
       callback: called with every row.
-      resume_at: rows of an earlier part of the run up to this update and step are read back, later ones dropped.
+      resume_at: rows of an earlier part of the run up to this update, and these steps of the members, are read back,
+        later ones dropped.
       write: True if this process writes; in a pod, one does.
 
     Attributes:
@@ -43,7 +44,7 @@ class Log:
         self,
         directory: pathlib.Path | None,
         callback: LogCallback | None = None,
-        resume_at: tuple[int, int] | None = None,
+        resume_at: tuple[int, Sequence[int]] | None = None,
         write: bool = True,
     ):
         self._history = History()
@@ -168,12 +169,19 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def until(rows: Iterable[Row], updates: int, env_steps: int) -> Iterator[Row]:
+def until(rows: Iterable[Row], updates: int, member_steps: Sequence[int]) -> Iterator[Row]:
     """The rows up to an update and a step: with replay, several steps may have the same update.
 
-    Members of a population have steps of their own; for them, only the updates count.
+    Args:
+      rows: of a run.
+      updates: the update.
+      member_steps: the step of each member, [P]. Rows of training have the steps of their member; evaluations have
+        those of the member with the fewest.
     """
-    return (row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps))
+    for row in rows:
+        steps = member_steps[row.get("member", 0)] if "time/train_seconds" in row else min(member_steps)
+        if row["updates"] <= updates and row["env_steps"] <= steps:
+            yield row
 
 
 def best_member(rows: list[Row]) -> int:

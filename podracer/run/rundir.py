@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -223,5 +224,5 @@ def default(agent: str, environment: str, seed: int, *, resume: bool = False) ->
     """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
     plain = pathlib.Path("runs") / f"{name_of(agent, environment)}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
-    free = next(i for i, path in enumerate(candidates) if not path.exists())
+    free = next(i for i, path in enumerate(candidates) if not os.path.lexists(path))
     return candidates[max(free - 1, 0) if resume else free]

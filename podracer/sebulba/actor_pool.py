@@ -88,13 +88,12 @@ class ActorPool:
         Raises:
           ActorError: where an actor failed, ended, or hangs.
         """
-        for actor in self.actors:  # first of all, for one that fails ends the others
-            if actor.error is not None:
-                raise failed(actor.name, self._environment, actor.error) from actor.error
+        self._check_errors()  # first of all, for one that fails ends the others
         now = time.perf_counter()
         for i, actor in enumerate(self.actors):
             since = actor.waiting_since and max(actor.waiting_since, self._back)
             if not actor.is_alive():
+                self._check_errors()  # of an actor that has failed since
                 raise ActorError(f"{actor.name} ended without a word.")
             if since is not None and now - since > self._timeout:
                 problem = f"{actor.name}: {self._environment} has not answered for {now - since:.0f} s"
@@ -108,6 +107,11 @@ class ActorPool:
                 console.say(f"{problem}; starting new ones ({self.restarts} restart(s) left).")
                 self.actors[i] = self._replace(actor)
                 self.actors[i].start()
+
+    def _check_errors(self) -> None:
+        for actor in self.actors:
+            if actor.error is not None:
+                raise failed(actor.name, self._environment, actor.error) from actor.error
 
 
 def stops(should_stop: Callable[[], bool], check: Callable[[], None]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
@@ -78,7 +79,8 @@ def _scores(shared: Mapping[str, Any], rows: Sequence[metrics.Row], skip: int) -
     evaluations, frames, name = _evaluations(rows, skip), shared["frames"], shared["protocol"]
     protocol = atari.protocol(name) if name else None
     points = [at for at in protocol.at if at < frames] if protocol else []
-    last = [_last(rows, point, skip) for point in (*points, frames)]
+    # At the end a seed beside others may have more frames than the one with the fewest, whose frames are reported.
+    last = [*(_last(rows, point, skip) for point in points), _last(rows, math.inf, skip) | {"frames": frames}]
     training = _each_million(rows, frames, skip)
     found = {
         "best": max((one["mean"] for one in evaluations), default=None),
@@ -124,7 +126,7 @@ def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, flo
     ]
 
 
-def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]:
+def _last(rows: Sequence[metrics.Row], frames: float, skip: int) -> dict[str, Any]:
     """The mean of the newest `LAST` training games after so many frames; of fewer if there are no more."""
     total, episodes = 0.0, 0.0
     for at, mean, number in reversed(_games(rows, skip)):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podracer import configs
+from podracer.environments import task_lists
 from podracer.errors import Interrupted, TrainingDivergedError
 from podracer.result.result import Result
 from podracer.run import checkpoint, rundir
@@ -259,13 +260,14 @@ class Sweeper:
 
 def _single(agent: Any, environment: Any, settings: Mapping[str, Any]) -> Experiment:
     """The run of one member, resolved but not compiled."""
+    environment = task_lists.text(environment)
     names = {item.name for item in dataclasses.fields(RunConfig)}
     run = {name: value for name, value in settings.items() if name in names}
     parts: dict[str, Any] = {name: settings.get(name) for name in ("config", "env_options", "network", "optimizer")}
     preset, protocol = settings.get("preset"), settings.get("protocol")
     if preset or protocol:
-        given = presets.Settings(parts["config"] or {}, run, parts["env_options"] or {})
-        merged = presets.merge(agent, environment, preset, protocol, given)
+        given = (parts["config"], run, parts["env_options"])
+        merged = presets.merge_given(agent, environment, preset, protocol, *given)
         parts |= {"config": merged.agent, "env_options": merged.env}
         run = dict(merged.run)
     return resolve(agent, environment, configs.from_json(RunConfig, run), wrap=settings.get("wrap", ()), **parts)

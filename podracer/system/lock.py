@@ -68,7 +68,7 @@ class RunLock:
                     f"{self._path.parent} is in use: {_describe(holder)} trains there; wait for its end, stop it, or "
                     "use another run directory."
                 )
-            if is_locked:  # by what a process that is gone has started
+            if is_locked and self._is_at(file):  # by what a process that is gone has started
                 self._path.unlink(missing_ok=True)
             if is_locked or not self._is_at(file):
                 return None

@@ -108,7 +108,7 @@ class Session:
                 opened.callback(self._snapshots.close)
             title = f"{experiment.agent.name} {experiment.description['env']}"
             is_shown = progress and processes.is_first
-            self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
+            self._display = metrics.Display(experiment.run.total_steps, title, is_shown, now)
             opened.callback(self._display.close)
             self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
             self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
@@ -249,14 +249,17 @@ class Session:
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         if self._snapshots and self._snapshots.is_due(env_steps):
             self._snapshots.save(env_steps, actor_params(self._experiment, state), self._experiment.driver.mesh)
+        if isinstance(self._generations, Exchange):  # before the checkpoint, because it cannot be done again
+            state = self._evolve_at(state, env_steps)
         late, soon = self._processes.broadcast((self._is_late(), run.checkpoint_every is None and self._is_soon()))
         due = crossed(max(self._saved_steps(), default=-1), env_steps, self._checkpoint_every)
         if final or late or (due and not soon):
             self._save(state, env_steps)
         self._evaluate_at(state, env_steps, final)
         self._write_best(state, env_steps, now=False)
-        # At last: what was saved and evaluated is what was trained, and a run that goes on from there does this again.
-        state = self._evolve_at(state, env_steps)
+        if not isinstance(self._generations, Exchange):
+            # At last: what was saved and evaluated is what was trained, and a run that goes on does this again.
+            state = self._evolve_at(state, env_steps)
         self._doing("training")
         self._training.start_cpu_clock()
         return state
@@ -280,6 +283,8 @@ class Session:
         self._log.to_disk()
         if self._generations:
             self._generations.to_disk()
+        if self._best:
+            self._best.write_held()  # a run that goes on from here does not make it again
         self._saved_at = time.monotonic()
 
     def _is_late(self) -> bool:
@@ -296,8 +301,9 @@ class Session:
         return self._experiment.run.checkpoint_every or max(1, self._experiment.run.total_steps // 5)
 
     def _in_final_updates(self, state: RunState) -> bool:
-        """True for a state that still owes final updates."""
-        return self._experiment.run.final_updates > 0 and bool(local(state.replay_state.counts.pending_updates))
+        """True for a state that owes updates after the last step: Sebulba owes those of its last rollout, too."""
+        owes = self._experiment.run.final_updates > 0 or self._experiment.driver.arch == "sebulba"
+        return owes and bool(local(state.replay_state.counts.pending_updates))
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []

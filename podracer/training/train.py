@@ -26,7 +26,7 @@ from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
 from podracer.run.best import BEST
 from podracer.run.config import RunConfig
-from podracer.run.driver import counter_values, memory_explained, only_learner
+from podracer.run.driver import memory_explained, only_learner, position
 from podracer.run.record import Experiment
 from podracer.system import console, files
 from podracer.system.lock import RunLock
@@ -341,11 +341,11 @@ def load(
         checkpoints.close()
     for problem in problems:
         console.say(problem)
-    updates, steps = int(np.max(state.learner.num_updates)), int(counter_values(state.env_steps).max())
+    updates, member_steps = position(state)
     rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
-    history = metrics.history(metrics.until(rows, updates, steps))
+    history = metrics.history(metrics.until(rows, updates, member_steps))
     result = Result(experiment, state.learner, history, directory)
-    result.summary = summary.of_state(directory, int(counter_values(state.env_steps).min()), updates)
+    result.summary = summary.of_state(directory, min(member_steps), updates)
     return result
 
 

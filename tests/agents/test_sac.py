@@ -218,14 +218,34 @@ def test_a_return_at_an_end_is_in_the_scale_of_rewards() -> None:
     hyper = {"discount": jnp.float32(0.9), "reward_scale": jnp.float32(1.0)}
 
     def scaled(batch: Batch) -> Any:
-        statistics, batch = config.normalize_samples(config.initial_statistics(SPEC), batch, 2.0, hyper)
-        return statistics, batch.trajectory.timesteps.reward  # type: ignore[union-attr]
+        return config.normalize_samples(config.initial_statistics(SPEC), batch, 2.0, hyper)
 
     batch = Batch(trajectory, np.ones(4, np.float32), np.ones(4, np.int32))  # type: ignore[arg-type]
-    statistics, reward = harness.alone(scaled)(batch)
+    statistics, _, factor = harness.alone(scaled)(batch)
     assert float(statistics.largest_return) == 8.0
     assert float(statistics.returns.variance) == pytest.approx(12.0, rel=1e-3)  # of 0, 0, 0 and 8
-    assert float(reward[1, 3]) == pytest.approx(8 / 4)
+    assert float(factor) == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("settings", [{"reward_scale": 0.1}, {"normalize_rewards": True}])
+def test_networks_see_rewards_as_they_are(settings: dict[str, Any]) -> None:
+    """In learning as in acting, though targets have scaled ones."""
+
+    def read(params: Any, inputs: Any, action: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(inputs.reward[0, :, None] + 0 * params, (2, len(action), 1))
+
+    policy = nets.critics.make(SPEC, (4,), "relu", num_critics=2, num_actions=A, with_std=False).policy
+    loss = lambda outputs, target, *_: (jnp.sum(outputs), {"seen": outputs[0, 0, 0]}, target[0, :, 0])  # noqa: E731
+    config = SACConfig(policy="deterministic", batch_size=1, **settings)
+    agent = agents.sac.make(SPEC, config, nets.ActorCritic(policy, nets.Critic(lambda key: jnp.zeros(()), read)), loss)
+    zeros, no = np.zeros((2, 1), np.float32), np.zeros((2, 1), bool)
+    rows = TimeStep(np.zeros((2, 1, 3), np.float32), zeros + 10, zeros + 1, no, no)  # type: ignore[arg-type]
+    extras, version = {"discounted_return": zeros[:1]}, np.zeros((1, 1), np.int32)
+    actions = np.ones((1, 1, A), np.float32)
+    trajectory = Trajectory(rows, actions, extras, nets.ActorState((), (), ()), version, version[0])  # type: ignore[arg-type]
+    batch = Batch(trajectory, np.ones(1, np.float32), np.ones(1, np.int32))  # type: ignore[arg-type]
+    learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
+    assert harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(0))[1]["seen"] == 10.0
 
 
 def made(space: Any = SPEC.action_space, observation: Any = SPEC.observation_space, **config: Any) -> Agent:

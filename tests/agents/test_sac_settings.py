@@ -39,7 +39,7 @@ PRIVILEGED = spaces.Dict({name: spaces.Box(-9.0, 9.0, (size,)) for name, size in
         ),
         (
             {"noise": (0.1, 0.1)},
-            'noise=(0.1, 0.1) is for policy="deterministic"; a Gaussian policy explores by its own std.',
+            'noise=(0.1, 0.1) is for policy="deterministic"; a Gaussian policy explores by its own std; leave it out.',
         ),
         (
             {"noise": (0.4, 0.1), "policy": "deterministic"},
@@ -47,7 +47,21 @@ PRIVILEGED = spaces.Dict({name: spaces.Box(-9.0, 9.0, (size,)) for name, size in
         ),
         (
             {"target_noise": 0.2},
-            'target_noise=0.2 is for policy="deterministic"; a Gaussian policy explores by its own std.',
+            'target_noise=0.2 is for policy="deterministic"; a Gaussian policy explores by its own std; leave it out.',
+        ),
+        (
+            {"target_noise_clip": 0.1},
+            'target_noise_clip=0.1 is for policy="deterministic"; a Gaussian policy explores by its own std; leave it '
+            "out.",
+        ),
+        (
+            {"values": "categorical", "max_value": np.inf},
+            "max_value=inf must be finite: the largest return to tell apart, such as 10.0.",
+        ),
+        (
+            {"space": spaces.Box(0, 4, (2,), np.int32)},
+            f"actions in {spaces.Box(0, 4, (2,), np.int32)} are whole numbers; a MultiDiscrete space has choices of "
+            "them.",
         ),
         (
             {"init_std": 0.1, "min_std": 0.5},

@@ -196,6 +196,7 @@ def test_numbers_of_another_optimizer_are_refused() -> None:
     assert "optimizer_eps_root=1e-12 is of adam, not of an optimizer=" in message(
         {"optimizer_eps_root": 1e-12}, optax.adam
     )
+    assert "weight_decay=0.1 is of adamw, muon, not of optimizer='adam'" in message({"weight_decay": 0.1})
     impala = {"module": agents.vtrace, "config": agents.VTraceConfig}
     for name, own in (("adam", None), ("rmsprop", optax.sgd)):
         words = message({"optimizer": name, "momentum": 0.9}, own, **impala)

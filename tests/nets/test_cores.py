@@ -224,7 +224,8 @@ def list_gtrxl(p: Any, x: np.ndarray, first: np.ndarray) -> np.ndarray:
             q, seen = p[f"layer_{i}"], [*past[i], h]
             past[i] = seen[-M:]
             query = norm(q["attention_norm"], h) @ q["query"]
-            H = query.size // q["key_bias"].shape[1]
+            H = transformer.num_heads(D)
+            key_bias, position_bias = (q[name].reshape(H, D // H) for name in ("key_bias", "position_bias"))
             attended = []
             for head in range(H):
                 part = slice(head * D // H, (head + 1) * D // H)
@@ -232,9 +233,7 @@ def list_gtrxl(p: Any, x: np.ndarray, first: np.ndarray) -> np.ndarray:
                 for age, row in zip(range(len(seen))[::-1], seen, strict=True):
                     key, value = np.split(norm(q["attention_norm"], row) @ q["key_value"], 2)
                     place = (position(age) @ q["position"])[part]
-                    score = (query[part] + q["key_bias"][head]) @ key[part] + (
-                        query[part] + q["position_bias"][head]
-                    ) @ place
+                    score = (query[part] + key_bias[head]) @ key[part] + (query[part] + position_bias[head]) @ place
                     scores.append(score / np.sqrt(D / H))
                     values.append(value[part])
                 weights = np.exp(scores - np.max(scores))
@@ -257,6 +256,8 @@ def test_gtrxl_is_a_loop_over_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     params = jax.tree.map(lambda v: v + jnp.asarray(0.3 * rng.normal(size=v.shape), jnp.float32), params)
     y, _ = jax.jit(core.apply)(params, x, first, start)
+    biases = [v for path, v in jax.tree.leaves_with_path(params) if "bias" in jax.tree_util.keystr(path)]
+    assert {v.ndim for v in biases} == {1}, "optimisers let matrices decay, and not biases"
     p = jax.tree.map(lambda v: np.asarray(v, float), params["params"])
     for lane in range(B):
         close(y[:, lane], list_gtrxl(p, np.asarray(x[:, lane], float), np.asarray(first[:, lane])))

@@ -52,10 +52,22 @@ def test_a_log_keeps_few_rows_and_its_file_all(tmp_path, monkeypatch):
     log.close()
     assert len(log.rows) <= 200
     assert len(metrics.read(tmp_path / "metrics.jsonl")) == 500
-    again = metrics.Log(tmp_path, resume_at=(300, 3000))
+    again = metrics.Log(tmp_path, resume_at=(300, [3000]))
     again.close()
     assert len(again.rows) <= 200
     assert [one["updates"] for one in metrics.read(tmp_path / "metrics.jsonl")] == list(range(301))
+
+
+def test_rows_of_members_are_cut_at_their_own_steps():
+    """With replay many steps have one update. Evaluations have the steps of the member with the fewest."""
+    training = [
+        {"env_steps": 100 * i + 5 * member, "updates": 0, "member": member, "time/train_seconds": 0.0}
+        for i in range(5)
+        for member in range(2)
+    ]
+    evaluations = [{"env_steps": steps, "updates": 0, "member": member} for steps in (200, 204) for member in range(2)]
+    kept = list(metrics.until([*training, *evaluations], 0, [200, 205]))
+    assert kept == [*training[:6], *evaluations[:2]]
 
 
 @pytest.mark.parametrize("damage", ['{"env_steps": 20, "upda', "\x00\x00", "[1]", '{"a": 1}'])
@@ -63,7 +75,7 @@ def test_lines_that_are_damaged_are_said(damage, tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps(row(1)), damage, json.dumps(row(3))]
     path.write_text("\n".join(lines) + '\n{"env_steps": 40, "upda')
-    log = metrics.Log(tmp_path, resume_at=(9, 90))
+    log = metrics.Log(tmp_path, resume_at=(9, [90]))
     log.close()
     assert log.notes == [f"{path}: line 2 is damaged and left out; the other rows are read."]
     assert [one["updates"] for one in metrics.read(path)] == [one["updates"] for one in log.rows] == [1, 3]

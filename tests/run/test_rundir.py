@@ -26,6 +26,10 @@ def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch
     monkeypatch.setattr(rundir, "default", late)
     with rundir.new_default("ppo", "pgx:go_9x9", 3) as directory:
         assert directory == pathlib.Path("runs") / named[0], "another run was faster, and the next name is free"
+    plain = tmp_path / "runs" / "catch-ppo-0"
+    plain.symlink_to(tmp_path / "gone")
+    with rundir.new_default("ppo", "catch", 0) as directory:
+        assert directory.name == f"{plain.name}-2", "a link to a disk that is gone has the name"
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     with rundir.new_default("ppo", "catch", 0):

@@ -1,5 +1,6 @@
 """Injected faults of an actor/learner system: each surfaces at once, names its thread, and leaves nothing running."""
 
+import itertools
 import json
 import math
 import os
@@ -78,6 +79,21 @@ def test_time_in_which_the_learner_evaluates_does_not_count():
         watch.check()
     watch.back()
     watch.check()
+
+
+def test_an_actor_that_fails_while_its_errors_are_read_is_named():
+    """Another one, which it ends, ends without a word."""
+    errors = itertools.chain([None], itertools.repeat(InjectedError("the plug was pulled")))
+
+    class Failing:
+        name, waiting_since, is_alive = "actor 0", None, staticmethod(lambda: False)
+        error = property(lambda self: next(errors))
+
+    actors: Any = [types.SimpleNamespace(name="actor 1", error=None, is_alive=lambda: False, waiting_since=None)]
+    context: Any = None
+    watch = actor_pool.ActorPool([*actors, Failing()], context, "steps", 30.0, 0, lambda actor: actor)
+    with pytest.raises(podracer.ActorError, match="actor 0 failed in steps: InjectedError: the plug"):
+        watch.check()
 
 
 def test_an_actor_that_dies_while_the_learner_waits(monkeypatch):

@@ -76,13 +76,14 @@ def test_seeds_side_by_side_have_a_result_each(tmp_path):
     (job,) = suite.jobs
     assert (job.name, suite.command(job)[-4:]) == ("minatar_breakout-3-5", ["2", "--member-seeds", "3", "5"])
     rows = [training(90, 8.0, 4.0) | {"member": 0}, training(90, 6.0, 4.0) | {"member": 1}]
+    rows += [training(203, 9.0, 4.0) | {"member": 1}]  # it has taken more steps than the other, whose 200 are reported
     rows += [evaluation(100, 1.0) | {"member": 0}, evaluation(100, 2.0) | {"member": 1}]
     members = [{"diverged": False}] * 2
     run_directory(suite, job, [*rows, evaluation(200, 3.0) | {"member": 1}], 200, members=members)
     first, second = result.read(suite, job)
     assert isinstance(first, dict)
     assert isinstance(second, dict)
-    assert [one["training_last_100"][-1]["mean"] for one in (first, second)] == [8.0, 6.0]
+    assert [one["training_last_100"][-1]["mean"] for one in (first, second)] == [8.0, 7.5]
     assert [one["seed"] for one in (first, second)] == [3, 5]
     assert [one["score"] for one in (first, second)] == [1.0, 3.0]
     assert [point["frames"] for point in second["evaluations"]] == [100, 200]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import envs_jax
 import podracer
 from podracer.anakin import runner
 from podracer.sweeps import sweep as sweeps
@@ -168,6 +169,14 @@ def test_a_sweep_that_is_stopped_keeps_the_waves_before(stub, tmp_path, monkeypa
     assert not stored["complete"]
     assert stored["best"] is None
     assert [row["hyper"]["learning_rate"] for row in stored["rows"]] == [1e-3, 1e-4]
+
+
+def test_a_list_of_tasks_may_have_a_preset(stub):
+    tasks = ["pendulum", "pendulum"]
+    podracer.sweep("sac", tasks, preset="td3", hyper={"learning_rate": [1e-3]}, total_steps=400, progress=False)
+    assert [call["preset"] for call in stub] == ["td3", "td3"]
+    with pytest.raises(ValueError, match="needs an agent and an environment by name"):
+        podracer.sweep("sac", envs_jax.make("pendulum"), preset="td3", hyper={"learning_rate": [1e-3]})
 
 
 @pytest.mark.parametrize(

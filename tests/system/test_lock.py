@@ -92,6 +92,25 @@ def test_a_lock_that_is_not_signed_yet(tmp_path):
             take(tmp_path)
 
 
+def test_two_that_find_a_stale_lock_at_once_do_not_both_take_it(tmp_path, monkeypatch):
+    """Processes that a killed run has started still hold its file."""
+    first, second, read = RunLock(tmp_path), RunLock(tmp_path), lock._read
+
+    def meanwhile(file):
+        found = read(file)
+        monkeypatch.undo()
+        first.take()
+        return found
+
+    with (tmp_path / lock.NAME).open("w") as file:
+        json.dump(lock._signature() | {"process": [0]}, file)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(lock, "_read", meanwhile)
+        with contextlib.closing(first), pytest.raises(ValueError, match="is in use"):
+            second.take()
+
+
 def test_who_waited_for_a_file_that_was_removed_takes_the_new_one(tmp_path, monkeypatch):
     first, second, flock = RunLock(tmp_path), RunLock(tmp_path), fcntl.flock
     first.take()

@@ -251,6 +251,7 @@ def test_what_is_refused(settings, message, tmp_path):
 def test_a_run_of_sebulba_goes_on_with_what_another_has_learnt(tmp_path):
     """With a learning rate of 0 parameters are those that they began with, or those that were copied."""
     settings = {"arch": "sebulba", "total_steps": 240, "num_envs": 8, "eval_episodes": 4, "progress": False}
+    settings |= {"checkpoint_every": 80}
     settings |= {"config": {"rollout_length": 5, "hidden_sizes": (8,), "learning_rate_schedule": "constant"}}
     settings |= {"hyper": {"learning_rate": 0.0}, "pbt_dir": tmp_path / "population"}
     settings |= {"pbt": PBT | {"interval": 80, "score": (-1.0, 1.0), "min_episodes": 1, "hyper": ("entropy_cost",)}}
@@ -264,6 +265,11 @@ def test_a_run_of_sebulba_goes_on_with_what_another_has_learnt(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "second" / exchange.ROWS).read_text().splitlines()]
     assert any(row["copied"] and row["other"] == "first" for row in rows)
     same(here(second.learner.params), here(first.learner.params))
+    saved = [row for row in rows if row["ready"] and row["env_steps"] < 240]
+    for row in saved:
+        number = podracer.load(tmp_path / "second", step=row["env_steps"]).learner.hyper["entropy_cost"]
+        assert number == np.float32(row["hyper/entropy_cost"]), "or a run that goes on from there would not have it"
+    assert saved
     further = podracer.resume(tmp_path / "second", total_steps=400, progress=False)
     same(here(further.learner.params), here(first.learner.params))
     assert len((tmp_path / "second" / exchange.ROWS).read_text().splitlines()) > len(rows), "it knows its directory"

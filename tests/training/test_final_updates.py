@@ -1,6 +1,8 @@
 """Updates behind the last step: how many, that they survive stops bit for bit, and who cannot do them."""
 
+import os
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -57,6 +59,34 @@ def test_they_are_reported_as_they_are_done(driver):
     assert {row["env_steps"] for row in rows} == {whole.summary["env_steps"]}
     before = [row["updates"] for row in whole.history if row["env_steps"] < STEPS]
     assert 0 < max(before) <= updates(whole) - FINAL
+
+
+@pytest.mark.slow
+def test_updates_of_the_last_rollout_are_done_before_the_evaluation(tmp_path, monkeypatch):
+    """A signal may come among them."""
+    settings = LOCKSTEP | {"updates_per_call": 1, "final_updates": 0, "eval_every": STEPS}
+    calls, dispatched = [], sebulba._Pace.dispatched
+
+    def counted(self, number, result):
+        dispatched(self, number, result)
+        calls.append(number)
+        if len(calls) == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sebulba._Pace, "dispatched", counted)
+    stop = 0
+    whole, stop = train(**settings), len(calls) - 1
+    calls.clear()
+    with pytest.raises(podracer.Interrupted):
+        train(run_dir=tmp_path, **settings)
+    assert updates(podracer.load(tmp_path)) == updates(whole) - 1
+    done = train(run_dir=tmp_path, resume=True, **settings)
+    evaluations = [
+        [(row["env_steps"], row["updates"]) for row in result.history if "eval/return_mean" in row]
+        for result in (whole, done)
+    ]
+    assert evaluations[0] == evaluations[1]
+    harness.assert_same(done.learner, whole.learner)
 
 
 @pytest.mark.slow

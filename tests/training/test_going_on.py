@@ -190,8 +190,10 @@ def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
         podracer.load(run.run_dir, step=17)
 
 
-def test_what_comes_soon_is_written_once(tmp_path, monkeypatch):
-    """Nobody asked for checkpoints: a run of seconds has those of its end and of its best, written at its end."""
+@pytest.mark.parametrize("every", [None, 500])
+def test_what_comes_soon_is_written_once(every, tmp_path, monkeypatch):
+    """If nobody asks for checkpoints, a run of seconds has those of its end and of its best, written at its end. Else
+    a best state is written after the next one, from which a run that is killed goes on."""
     told = iter([0.1, 0.9, 0.3, 0.5])
 
     def evaluated(self, params, seeds):
@@ -208,9 +210,15 @@ def test_what_comes_soon_is_written_once(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.Checkpoints, "save", noted)
     monkeypatch.setattr(best_folder, "SOON_SECONDS", 1e6)
     monkeypatch.setattr(session, "SOON_SECONDS", 1e6)
-    run = train(tmp_path / "run", 2000, checkpoint_every=None)
+    run = train(tmp_path / "run", 2000, checkpoint_every=every)
     steps = [row["env_steps"] for row in run.history if "eval/return_mean" in row]
-    assert saved == [("checkpoints", steps[-1]), ("best", steps[1])]
+    if every is None:
+        assert saved == [("checkpoints", steps[-1]), ("best", steps[1])]
+    else:
+        assert saved[:5] == [
+            *(("checkpoints", steps[0]), ("checkpoints", steps[1]), ("best", steps[0])),
+            *(("checkpoints", steps[2]), ("best", steps[1])),
+        ]
     best = podracer.load(run.run_dir, step="best")
     assert (parameters(best) != parameters(run)).any()
 
@@ -225,6 +233,18 @@ def test_the_best_that_is_held_is_written_however_a_run_ends(full, tmp_path, mon
     best.close()
     steps = checkpoint.Checkpoints(tmp_path, name=best_folder.BEST, read_only=True).steps()
     assert steps == ([] if full else [5])
+
+
+def test_the_best_that_is_held_is_written_beside_the_one_before(tmp_path):
+    """A run that goes on may begin before its step."""
+    best = best_folder.Best(tmp_path, [], 0)
+    best.offer(1, 0.5, {"x": jnp.zeros(2)})
+    best.hold(5, 1.0, {"x": jnp.ones(2)})
+    best.close()
+    best = best_folder.Best(tmp_path, [(1, 0.5)], 3)
+    assert best._checkpoints.steps() == [1]
+    assert [best.wants(score) for score in (0.4, 0.6)] == [False, True]
+    best.close()
 
 
 @pytest.mark.slow
