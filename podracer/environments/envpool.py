@@ -1,7 +1,8 @@
 """EnvPool's environments (Weng et al. 2022, https://github.com/sail-sg/envpool): batches stepped by C++ threads.
 
 Pools are synchronous. EnvPool leaves some rules to its users: here the first row of an episode carries no reward, a
-game over at the step limit is a termination, float64 becomes float32, and actions are checked.
+game over at the step limit is a termination, a time limit is a truncation also where a task reports it as its end,
+float64 becomes float32, and actions are checked.
 """
 
 from __future__ import annotations
@@ -11,17 +12,13 @@ import ctypes
 import dataclasses
 import difflib
 import functools
-import pathlib
-import subprocess
-import sys
-import tempfile
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from podracer import configs, spaces
-from podracer.environments import gate, host_masks
+from podracer.environments import envpool_drawing, envpool_limits, gate, host_masks
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space
 from podracer.system import machine
 from podracer.types import EnvSpec, HostStep
@@ -149,16 +146,21 @@ class EnvPoolEnvironments:
         self._task, self._options, self._pools = task, options, 1
         self._known = _settings(task)
         pool = self._pool(1, 0, evaluation=True)
+        if pool.config.get("max_num_players", 1) > 1:
+            raise ValueError(
+                f"{task} of EnvPool has several players, which is not supported; `pgx:` has games for two."
+            )
         limits = [pool.spec.config.max_episode_steps]
         if isinstance(options, AtariOptions) and options.evaluation_max_episode_steps:
             limits.append(self._pool(1, 0, evaluation=False).spec.config.max_episode_steps)
+        longest = None if max(limits) >= UNBOUNDED_STEPS else envpool_limits.longest_episode(task, max(limits))
         observed, taken = _observations(pool.observation_space, task), action_space(pool.action_space, task)
         self._fitted = host_masks.fit(observed, taken, task, options.mask)
         self.spec = EnvSpec(
             f"envpool:{task}",
             self._fitted.observation_space,
             self._fitted.action_space,
-            None if max(limits) >= UNBOUNDED_STEPS else max(limits),
+            longest,
             raw_scores=isinstance(options, AtariOptions),
         )
 
@@ -178,19 +180,20 @@ class EnvPoolEnvironments:
         Raises:
           ValueError: if its pictures cannot be drawn on this machine.
         """
-        if _is_mujoco(self._task):
-            if problem := _drawing_fails(self._task):
+        if envpool_drawing.is_mujoco(self._task):
+            if problem := envpool_drawing.problem(self._task):
                 raise ValueError(
                     f"{self.spec.name} cannot be rendered here ({problem}): EnvPool's MuJoCo needs the system's EGL, "
                     "such as apt's libegl1 (docs/environments.md)."
                 )
-            for library in _opengl():
+            for library in envpool_drawing.opengl():
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         return self._running(self._pool(1, seed, True, render_mode="rgb_array"), 1)
 
     def _running(self, pool: Any, num_lanes: int) -> EnvPoolEnvironment:
         atari = isinstance(self._options, AtariOptions)
-        return EnvPoolEnvironment(pool, self.spec, num_lanes, atari, self._fitted)
+        limit = self.spec.max_episode_steps if envpool_limits.is_reported_as_end(self._task) else None
+        return EnvPoolEnvironment(pool, self.spec, num_lanes, atari, self._fitted, limit)
 
     def _pool(self, num_lanes: int, seed: int, evaluation: bool, **more: Any) -> Any:
         options = self._options
@@ -223,48 +226,10 @@ class EnvPoolEnvironments:
                     f"settings={setting!r}: {self._task} has no setting {name!r}; {configs.suggest(name, self._known)}"
                 )
             settings[name] = value
+        if "max_episode_steps" in settings:
+            envpool_limits.check_adjustable(self._task)
         make = _import().make
         return make(self._task, env_type="gymnasium", num_envs=num_lanes, seed=seed, **settings, **more)
-
-
-def _opengl() -> list[str]:
-    """Returns the paths of EnvPool's own EGL, for drawing without a display: MuJoCo looks for it in the process."""
-    libraries = pathlib.Path(_import().__file__).parent.with_name("envpool.libs")
-    return [str(path) for path in libraries.glob("libEGL-*")]
-
-
-def _is_mujoco(task: str) -> bool:
-    from envpool.registration import registry
-
-    return str(registry.specs[task][0]).startswith("envpool.mujoco")
-
-
-DRAW = """
-import ctypes, sys, envpool
-for library in sys.argv[2:]:
-    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-pool = envpool.make(sys.argv[1], env_type="gymnasium", num_envs=1, render_mode="rgb_array")
-pool.reset()
-pool.render()
-"""
-
-
-@functools.cache
-def _drawing_fails(task: str) -> str:
-    """Returns the reason why a picture of a task cannot be drawn, or "".
-
-    It tries in another process, because MuJoCo ends a process without OpenGL.
-    """
-    with tempfile.TemporaryDirectory() as elsewhere:  # it leaves a log
-        command = [sys.executable, "-c", DRAW, task, *_opengl()]
-        try:
-            ran = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, errors="replace", timeout=120)
-        except subprocess.TimeoutExpired:
-            return "it took more than two minutes"
-    if not ran.returncode:
-        return ""
-    lines = (ran.stdout + ran.stderr).strip().splitlines() or [f"exit code {ran.returncode}"]
-    return lines[-1].removeprefix("ERROR: ").partition(", this most likely")[0].rstrip(".")
 
 
 def _cores(pools: int) -> int:
@@ -337,7 +302,9 @@ class _DirectPool(_Pool):
         self._reward, self._done, self._truncated = at["reward"], at["done"], at["trunc"]
         named = {key.partition(":")[2]: i for key, i in at.items() if key.startswith("obs:")}
         self._observation = named or at["obs"]
-        self._info = {name: at[f"info:{name}"] for name in ("reward", "terminated") if f"info:{name}" in at}
+        self._info = {
+            name: at[f"info:{name}"] for name in ("reward", "terminated", "elapsed_step") if f"info:{name}" in at
+        }
 
     def send(self, actions: np.ndarray) -> None:
         if actions.shape != self._shape:
@@ -353,11 +320,22 @@ class _DirectPool(_Pool):
 
 
 class EnvPoolEnvironment:
-    """A running pool (see `podracer.types.HostEnvironment`)."""
+    """A running pool (see `podracer.types.HostEnvironment`).
 
-    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool, fitted: host_masks.Fitted):
+    Args:
+      pool: EnvPool's.
+      spec: of the task.
+      num_lanes: of the pool.
+      atari: True for a game of Atari.
+      fitted: the mask, as agents see it.
+      limit: the time limit of a task that reports it as its end; None for others.
+    """
+
+    def __init__(
+        self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool, fitted: host_masks.Fitted, limit: int | None
+    ):
         self._pool: Any = (_DirectPool if _DirectPool.understands(pool) else _Pool)(pool)
-        self.spec, self._atari, self._has_reset = spec, atari, False
+        self.spec, self._atari, self._has_reset, self._limit = spec, atari, False, limit
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
         self._fitted, self._actions = fitted, actions_for(pool.action_space, fitted.given)
@@ -366,7 +344,10 @@ class EnvPoolEnvironment:
         first = self._last if self._has_reset else ~self._last
         rows = self._pool.recv() if self._has_reset else self._pool.reset()
         self._has_reset = True
-        last, terminated = rows.done | rows.truncated, rows.done & ~rows.truncated
+        last, truncated = rows.done | rows.truncated, rows.truncated
+        if self._limit is not None:
+            truncated = truncated | (rows.info["elapsed_step"] >= self._limit)
+        terminated = rows.done & ~truncated
         score = over = None
         if self._atari:
             # The raw reward, and the emulator's game over, which counts even at the step limit.

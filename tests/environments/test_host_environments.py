@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from podracer import environments, spaces
-from podracer.environments import envpool, gate, gymnasium_spaces
+from podracer.environments import envpool, envpool_drawing, gate, gymnasium_spaces
 from podracer.environments.envpool import AtariOptions
 from podracer.environments.seeds import first_seed
 from podracer.system import machine
@@ -209,6 +209,36 @@ def test_families(name, settings, observation, action):
     check_rows(source.spec, rollout(source.make(2, 0), 60, at_random(source.spec.action_space, 2)))
 
 
+def test_a_time_limit_that_envpool_reports_as_an_end_truncates():
+    source = environments.make("envpool:Maze-v0")
+    rows = [step.timestep for step in rollout(source.make(2, 0), 100, at_random(source.spec.action_space, 2))]
+    assert [bool(row.last.any()) for row in rows] == [False] * 100 + [True], "nobody gets there by chance"
+    np.testing.assert_array_equal(rows[100].discount, [1.0, 1.0])
+
+
+def test_envpools_limits_are_what_episodes_have():
+    """Of football's, a step more than its setting; LaneKeeping names a limit and never ends."""
+    football = environments.make("envpool:gfootball/academy_empty_goal_close-v1", max_episode_steps=20)
+    rows = [step.timestep for step in rollout(football.make(1, 0), 22, lambda t, step: np.zeros(1, np.int32))]
+    assert football.spec.max_episode_steps == 21 == next(t for t, row in enumerate(rows) if row.last[0])
+    assert environments.make("envpool:LaneKeeping-v0").spec.max_episode_steps is None
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("Maze-v0", {"max_episode_steps": 30}, "max_episode_steps has no effect on Maze-v0, whose episodes end by its"),
+        ("Jumanji/Maze-v0", {"settings": ("max_episode_steps=30",)}, "has no effect on Jumanji/Maze-v0"),
+        ("Catch-v0", {"max_episode_steps": 3}, "max_episode_steps has no effect on Catch-v0"),
+        ("TicTacToe-v1", {}, "TicTacToe-v1 of EnvPool has several players, which is not supported; `pgx:` has games"),
+    ],
+)
+def test_what_envpool_would_take_and_not_do_is_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        environments.make(f"envpool:{name}", **settings)
+    environments.make("envpool:Sokoban-v0", max_episode_steps=30)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "steps"),
     [
@@ -307,16 +337,18 @@ def test_a_first_row_carries_no_reward():
 def test_pictures_that_would_end_the_process_are_refused(monkeypatch):
     """MuJoCo calls exit() where there is no OpenGL: that is found out in another process."""
     made = environments.make("envpool:Hopper-v5")
-    monkeypatch.setattr(envpool, "DRAW", "import sys; print('ERROR: no OpenGL, this most likely means'); sys.exit(1)")
-    envpool._drawing_fails.cache_clear()
+    monkeypatch.setattr(
+        envpool_drawing, "DRAW", "import sys; print('ERROR: no OpenGL, this most likely means'); sys.exit(1)"
+    )
+    envpool_drawing.problem.cache_clear()
     with pytest.raises(
         ValueError, match=r"envpool:Hopper-v5 cannot be rendered here \(no OpenGL\): .* needs the system's EGL"
     ):
         made.render(0)
-    envpool._drawing_fails.cache_clear()
-    monkeypatch.setattr(envpool, "DRAW", "raise SystemExit(3)")
-    assert envpool._drawing_fails("Hopper-v5") == "exit code 3"
-    envpool._drawing_fails.cache_clear()
+    envpool_drawing.problem.cache_clear()
+    monkeypatch.setattr(envpool_drawing, "DRAW", "raise SystemExit(3)")
+    assert envpool_drawing.problem("Hopper-v5") == "exit code 3"
+    envpool_drawing.problem.cache_clear()
 
 
 @pytest.mark.slow
