@@ -217,7 +217,7 @@ def test_a_time_limit_that_envpool_reports_as_an_end_truncates():
 
 
 def test_envpools_limits_are_what_episodes_have():
-    """Of football's, a step more than its setting; LaneKeeping names a limit and never ends."""
+    """Football's is a step more than its setting; LaneKeeping names a limit and never ends."""
     football = environments.make("envpool:gfootball/academy_empty_goal_close-v1", max_episode_steps=20)
     rows = [step.timestep for step in rollout(football.make(1, 0), 22, lambda t, step: np.zeros(1, np.int32))]
     assert football.spec.max_episode_steps == 21 == next(t for t, row in enumerate(rows) if row.last[0])
