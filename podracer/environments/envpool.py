@@ -287,7 +287,7 @@ class _DirectPool(_Pool):
         named = isinstance(pool.observation_space, gymnasium.spaces.Dict) and not any("." in key for key in observed)
         return (
             list(actions) == ["env_id", "players.env_id", "action"]
-            and {"reward", "done", "trunc"} <= set(states)
+            and {"reward", "done", "trunc", "elapsed_step"} <= set(states)
             and (observed == ["obs"] or named)
             and pool.config.get("max_num_players", 1) == 1
             and all(hasattr(pool, name) for name in ("_recv", "_send", "_spec"))
@@ -302,9 +302,8 @@ class _DirectPool(_Pool):
         self._reward, self._done, self._truncated = at["reward"], at["done"], at["trunc"]
         named = {key.partition(":")[2]: i for key, i in at.items() if key.startswith("obs:")}
         self._observation = named or at["obs"]
-        self._info = {
-            name: at[f"info:{name}"] for name in ("reward", "terminated", "elapsed_step") if f"info:{name}" in at
-        }
+        self._info = {name: at[f"info:{name}"] for name in ("reward", "terminated") if f"info:{name}" in at}
+        self._info["elapsed_step"] = at["elapsed_step"]
 
     def send(self, actions: np.ndarray) -> None:
         if actions.shape != self._shape:

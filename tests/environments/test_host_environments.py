@@ -209,11 +209,14 @@ def test_families(name, settings, observation, action):
     check_rows(source.spec, rollout(source.make(2, 0), 60, at_random(source.spec.action_space, 2)))
 
 
-def test_a_time_limit_that_envpool_reports_as_an_end_truncates():
-    source = environments.make("envpool:Maze-v0")
-    rows = [step.timestep for step in rollout(source.make(2, 0), 100, at_random(source.spec.action_space, 2))]
-    assert [bool(row.last.any()) for row in rows] == [False] * 100 + [True], "nobody gets there by chance"
-    np.testing.assert_array_equal(rows[100].discount, [1.0, 1.0])
+@pytest.mark.parametrize(("task", "limit"), [("Maze-v0", 100), ("RubiksCube-partly-scrambled-v0", 20)])
+def test_a_time_limit_that_envpool_reports_as_an_end_truncates(task, limit):
+    """By EnvPool's Python and by the direct way."""
+    source = environments.make(f"envpool:{task}")
+    same = np.zeros((2, *np.shape(source.spec.action_space.num_values)), np.int32)
+    rows = [step.timestep for step in rollout(source.make(2, 0), limit, lambda t, step: same)]
+    assert [bool(row.last.any()) for row in rows] == [False] * limit + [True], "no task is solved by one action"
+    np.testing.assert_array_equal(rows[limit].discount, [1.0, 1.0])
 
 
 def test_envpools_limits_are_what_episodes_have():
