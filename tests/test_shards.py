@@ -66,7 +66,7 @@ CONFIGS = {
     },
     "muzero": {
         **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8},
-        **{"batch_size": 16, "replay_min_size": 1, "target_interval": 2, "reanalyse": 0.5},
+        **{"batch_size": 16, "replay_min_size": 1, "target_interval": 2, "reanalyse": 0.5, "termination_cost": 1.0},
     },
     "alphazero": {"simulations": 4, "n_step": 3, "batch_size": 16, "replay_min_size": 1},
 }

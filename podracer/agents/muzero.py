@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,8 @@ class MuZeroConfig(search.AgentSettings, world_models.Sizes, OptimizerConfig):
       max_reward: the largest reward that the bins represent. The bins of rewards and values reach to max_reward / (1 -
         discount), with the config's discount, at most to 1,000 times max_reward, and to max_reward in games for two
         players (paper: 601 bins, to 300 after rescaling).
+      termination_cost: weight of the loss of terminations, which the model then predicts: a search discounts by its
+        probability of going on. 0 for a model that values alone tell of an end (paper).
       value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
       replay_ratio: samples per transition that is added (paper: 0.1; appendix H: 2).
@@ -91,6 +93,7 @@ class MuZeroConfig(search.AgentSettings, world_models.Sizes, OptimizerConfig):
     absorbing: bool = False
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     max_reward: float = configs.field(1.0, low=1e-6)
+    termination_cost: float = configs.field(0.0, low=0.0)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
     replay_ratio: float = configs.field(16.0, low=1e-4)
@@ -107,8 +110,24 @@ class MuZeroConfig(search.AgentSettings, world_models.Sizes, OptimizerConfig):
     frame_stack: int = configs.field(1, low=1)
 
 
+class Prediction(NamedTuple):
+    """Predictions at one of the model's states.
+
+    Attributes:
+      reward: [B, bins]; of the step to it, zeros for the first state.
+      policy: logits [B, A].
+      value: [B, bins].
+      termination: logits [B]; () for the first state, and for a model that does not predict it.
+    """
+
+    reward: jax.Array
+    policy: jax.Array
+    value: jax.Array
+    termination: Any = ()
+
+
 def loss(
-    predictions: list[tuple[jax.Array, jax.Array, jax.Array]],
+    predictions: list[Prediction],
     target: windows.Targets,
     weight: jax.Array,
     bins: Bins,
@@ -119,7 +138,7 @@ def loss(
     """The loss and metrics of some samples (equation 1, without the L2 term); summed over samples, those of the batch.
 
     Args:
-      predictions: reward [B, bins], policy logits [B, A] and value [B, bins] of the model's states 0 to K.
+      predictions: of the model's states 0 to K.
       target: of the predictions.
       weight: float32 [B]; importance weights.
       bins: the bins that represent rewards and values.
@@ -127,21 +146,27 @@ def loss(
       config: the static settings.
       batch_size: samples of all shards.
     """
-    sums = dict.fromkeys(("reward", "value", "policy"), jnp.zeros_like(weight))
+    names = ("reward", "value", "policy", *(("termination",) if config.termination_cost else ()))
+    sums = dict.fromkeys(names, jnp.zeros_like(weight))
     K = len(predictions) - 1
     # Rows after an episode's end are not `valid` (unless they are absorbing). Its last row has a value but no policy,
     # for nothing acted there: it is not `acted`.
-    for k, (reward, policy, value) in enumerate(predictions):
+    for k, (reward, policy, value, logit) in enumerate(predictions):
         # Losses of the unrolled steps weigh 1 / K, so that their sum does not grow with K (appendix G).
         scale = 1.0 if k == 0 else 1.0 / K
         if k:
             sums["reward"] += scale * target.valid[k] * bins.cross_entropy(reward, target.reward[k])
+            if config.termination_cost:
+                cross_entropy = jax.nn.softplus(logit) - target.ended[k] * logit
+                sums["termination"] += scale * target.valid[k] * cross_entropy
         sums["value"] += scale * target.valid[k] * bins.cross_entropy(value, target.value[k])
         cross_entropy = -jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
         sums["policy"] += scale * target.acted[k] * cross_entropy
     mean = lambda x: jnp.sum(weight * x) / batch_size  # noqa: E731
     metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
     total = metrics["loss/reward"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
+    if config.termination_cost:
+        total += config.termination_cost * metrics["loss/termination"]
     metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
     metrics["value/target_mean"] = jnp.sum(target.value[0]) / batch_size
     return total, metrics | {"loss/total": total}
@@ -157,6 +182,10 @@ def make(
       ValueError: for an action space, or a model (`podracer.search.world_models.WorldModel`), that does not fit.
     """
     base.check_discrete(spec, "muzero")
+    cost = config.termination_cost
+    if network is not None and (network.termination is not None) != (cost > 0):
+        has = "predicts terminations; use 1" if network.termination else "predicts no terminations; use 0"
+        raise ValueError(f"termination_cost={cost:g}: network= {has}.")
     model, bins = network or _model(spec, config), _bins(spec, config)
     rule = config.make_optimizer(optimizer)
     functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)
@@ -219,7 +248,7 @@ class _MuZero(base.Functions):
             target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
             total, metrics = self.loss(predictions, target, batch.weight, self.bins, learner.hyper, config, batch_size)
             # Priorities |v - z| with the network's value v; the paper has the search's nu (appendix G).
-            value = lax.stop_gradient(self.bins.expectation(predictions[0][2]))
+            value = lax.stop_gradient(self.bins.expectation(predictions[0].value))
             error = jnp.abs(value - target.value[0])
             metrics |= {
                 "value/mean": jnp.sum(value) / batch_size,
@@ -233,19 +262,20 @@ class _MuZero(base.Functions):
         num_rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
         return self.update(loss, learner, batch, rate, num_rows=num_rows, unrolled=True, copy_every=copy_every)
 
-    def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-        """Rewards, policies and values of the model's states 0 to K; see `loss`."""
+    def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[Prediction]:
+        """Predictions of the model's states 0 to K."""
         # s_0 = h(o_0); no reward leads to it.
         first_row = jax.tree.map(lambda x: x[:1], trajectory.timesteps)
         stacked = nets.inputs(nets.FRAME_STACKER, trajectory._replace(timesteps=first_row)).observation
         state = self.network.represent(params, jax.tree.map(lambda x: x[0], stacked))
         no_reward = jnp.zeros((trajectory.lane.shape[0], self.bins.size))
-        predictions = [(no_reward, *self.network.predict(params, state))]
+        predictions = [Prediction(no_reward, *self.network.predict(params, state))]
         # s_k, r_k = g(s_{k-1}, a_{k-1}), with half of the gradient at every step (appendix G).
         for action in trajectory.actions[: self.config.unroll_length]:
             state = jax.tree.map(world_models.half_gradient, state)
             state, reward = self.network.dynamics(params, state, action)
-            predictions.append((reward, *self.network.predict(params, state)))
+            end = self.network.termination(params, state) if self.network.termination else ()
+            predictions.append(Prediction(reward, *self.network.predict(params, state), end))
         return predictions
 
     def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
@@ -269,7 +299,8 @@ class _MuZero(base.Functions):
 
 def _model(spec: EnvSpec, config: MuZeroConfig) -> WorldModel:
     """The config's model."""
-    return world_models.make(nets.stacked_spec(spec, config.frame_stack), config)
+    terminations = config.termination_cost > 0
+    return world_models.make(nets.stacked_spec(spec, config.frame_stack), config, terminations=terminations)
 
 
 def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:

@@ -21,6 +21,7 @@ class Targets(NamedTuple):
       policy: float32 [K+1, B, A]; the search's.
       valid: float32; 0 after the end of an episode, where nothing is learnt, unless a termination absorbs.
       acted: float32; 0 also at the last row of an episode, where no action follows.
+      ended: float32; 1 where an episode has terminated, at its last row and in the absorbing state.
     """
 
     reward: jax.Array
@@ -28,6 +29,7 @@ class Targets(NamedTuple):
     policy: jax.Array
     valid: jax.Array
     acted: jax.Array
+    ended: jax.Array
 
 
 def targets(
@@ -65,13 +67,14 @@ def targets(
     valid = returns.reached(step.mask[:K])
     reward = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
     acted = valid * step.mask[: K + 1]
+    terminal = (valid > 0) & (row_discount[: K + 1] == 0)
+    ended = terminal.astype(jnp.float32)
     if absorbing:
         # Rows after a termination are an absorbing state.
-        terminal = (valid > 0) & (row_discount[: K + 1] == 0)
         after = (jnp.cumsum(terminal, axis=0) > 0) & (valid == 0)
         reward, z = (jnp.where(after, 0.0, x) for x in (reward, z))
-        valid = jnp.where(after, 1.0, valid)
-    return Targets(reward, z, policy[: K + 1], valid, acted)
+        valid, ended = (jnp.where(after, 1.0, x) for x in (valid, ended))
+    return Targets(reward, z, policy[: K + 1], valid, acted, ended)
 
 
 def of_trajectory(trajectory: Trajectory, discount: jax.Array, config: Any, **others: Any) -> Targets:

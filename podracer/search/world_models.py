@@ -36,12 +36,15 @@ class WorldModel(NamedTuple):
       represent: `(params, observation [N, ...]) -> state [N, ...]`; frames are stacked.
       dynamics: `(params, state [N, ...], action int32 [N]) -> (state [N, ...], reward [N, K])`; K numbers of bins.
       predict: `(params, state [N, ...]) -> (policy [N, A], value [N, K])`; logits and K numbers of bins.
+      termination: `(params, state [N, ...]) -> logit [N]` that the episode has terminated, of a state of `dynamics`;
+        None for a model that does not predict it.
     """
 
     init: Callable[[jax.Array], ArrayTree]
     represent: Callable[[ArrayTree, ArrayTree], ArrayTree]
     dynamics: Callable[[ArrayTree, ArrayTree, jax.Array], tuple[ArrayTree, jax.Array]]
     predict: Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array]]
+    termination: Callable[[ArrayTree, ArrayTree], jax.Array] | None = None
 
 
 @jax.custom_vjp
@@ -85,12 +88,17 @@ class Sizes:
             )
 
 
-def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
+EARLY_TERMINATION = -4.0
+"""The logit of a new model's terminations: few actions end an episode."""
+
+
+def make(spec: EnvSpec, sizes: Sizes, *, terminations: bool = False) -> WorldModel:
     """Makes the standard model for an environment.
 
     Args:
       spec: the environment's, frames stacked; its actions are discrete.
       sizes: sizes of the model.
+      terminations: True to predict them, by a head of its own.
 
     Raises:
       ValueError: for actions that are not discrete, or convolutions on observations that are no images.
@@ -99,10 +107,11 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
     torso = chosen_torso(spec, sizes.torso)
     if torso == "convolutions":
         largest = largest_value(spec.observation_space)
-        module: Any = _Images(num_actions, sizes.num_bins, sizes.channels, sizes.head_size, largest)
+        module: Any = _Images(num_actions, sizes.num_bins, sizes.channels, sizes.head_size, largest, terminations)
     else:
         h = Features(spec.observation_space, torso, sizes.hidden_sizes)
-        module = _Vectors(h, num_actions, sizes.num_bins, sizes.hidden_sizes, sizes.state_size, sizes.head_size)
+        of_vectors = (sizes.hidden_sizes, sizes.state_size, sizes.head_size, terminations)
+        module = _Vectors(h, num_actions, sizes.num_bins, *of_vectors)
 
     def init(key: jax.Array) -> ArrayTree:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
@@ -111,7 +120,8 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
     def method(name: str) -> Callable[..., Any]:
         return lambda params, *arguments: module.apply(params, *arguments, method=name)
 
-    return WorldModel(init, method("represent"), method("dynamics"), method("predict"))
+    termination = method("termination") if terminations else None
+    return WorldModel(init, method("represent"), method("dynamics"), method("predict"), termination)
 
 
 def chosen_torso(spec: EnvSpec, torso: Torso) -> Torso:
@@ -165,6 +175,9 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
         logits, value = model.predict(params, state)
         # The value of the next state is the other player's, in games of two (docs/adr/0019-signed-discount.md).
         discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
+        if model.termination is not None:
+            # Of what comes after a termination nothing counts.
+            discount = discount * jax.nn.sigmoid(-model.termination(params, state))
         return search.Step(expectation(reward), discount, logits, expectation(value), state, None)
 
     return search.Model(root, step)
@@ -218,19 +231,22 @@ class _Vectors(nn.Module):
     hidden_sizes: tuple[int, ...]
     state_size: int
     head_size: int
+    terminations: bool = False
 
     def setup(self) -> None:
         mlp = lambda sizes, name: MLP(sizes, "relu", name=name)  # noqa: E731
         self.gates, self.g = ActionGates(self.num_actions), mlp(self.hidden_sizes, "g")
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
         heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
+        heads |= {"termination": 1} if self.terminations else {}
         self.hidden = {name: mlp((self.head_size,), f"{name}_hidden") for name in heads}
         # Weights of 0: at first all predictions are uniform.
         self.last = {name: Dense(size, 0.0, name=name) for name, size in heads.items()}
 
     def __call__(self, observation: ArrayTree, action: jax.Array) -> Any:
         state = self.represent(observation)
-        return self.dynamics(state, action), self.predict(state)
+        ended = self.termination(state) if self.terminations else ()
+        return self.dynamics(state, action), self.predict(state), ended
 
     def _head(self, name: str, state: jax.Array) -> jax.Array:
         return self.last[name](self.hidden[name](state))
@@ -246,6 +262,9 @@ class _Vectors(nn.Module):
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self._head("policy", state), self._head("value", state)
 
+    def termination(self, state: jax.Array) -> jax.Array:
+        return EARLY_TERMINATION + self._head("termination", state)[..., 0]
+
 
 class _Images(nn.Module):
     """Residual convolutions, with a norm over each pixel's channels."""
@@ -255,6 +274,7 @@ class _Images(nn.Module):
     channels: int
     head_size: int
     largest: float
+    terminations: bool = False
 
     def setup(self) -> None:
         C = self.channels
@@ -262,12 +282,14 @@ class _Images(nn.Module):
         self.g, self.g_norm, self.g_block = conv3x3(C), LayerNorm(), Block(C, "layer")
         self.f = Block(C, "layer")
         sizes = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
+        sizes |= {"termination": 1} if self.terminations else {}
         self.features = {name: Flatten("layer", name=f"{name}_features") for name in sizes}
         self.heads = {name: Head(size, self.head_size, "layer", name=name) for name, size in sizes.items()}
 
     def __call__(self, observation: jax.Array, action: jax.Array) -> Any:
         state = self.represent(observation)
-        return self.dynamics(state, action), self.predict(state)
+        ended = self.termination(state) if self.terminations else ()
+        return self.dynamics(state, action), self.predict(state), ended
 
     def represent(self, observation: jax.Array) -> jax.Array:
         return _rescale(self.h(with_channels(observation, 1)))
@@ -282,6 +304,9 @@ class _Images(nn.Module):
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = self.f(state)
         return self._head("policy", x), self._head("value", x)
+
+    def termination(self, state: jax.Array) -> jax.Array:
+        return EARLY_TERMINATION + self._head("termination", state)[..., 0]
 
     def _head(self, name: str, x: jax.Array) -> jax.Array:
         return self.heads[name](self.features[name](x))

@@ -44,6 +44,7 @@ def test_targets_are_the_loops(K: int, n: int) -> None:
             last = bool(x["first"][k + 1, i])
             assert float(found.valid[k, i]) == reached
             assert float(found.acted[k, i]) == (reached and not last)
+            assert float(found.ended[k, i]) == (reached and x["discount"][k, i] == 0)
             if reached:
                 z, row = value_behind(x, k, i, n)
                 assert float(found.value[k, i]) == pytest.approx(z, abs=1e-5)
@@ -75,7 +76,7 @@ def test_terminations_absorb_and_truncations_do_not() -> None:
                 for name in ("reward", "value", "valid"):
                     assert getattr(found, name)[k, i] == getattr(masked, name)[k, i]
             else:
-                assert found.valid[k, i] == absorbs
+                assert found.valid[k, i] == found.ended[k, i] == absorbs
                 assert not absorbs or (found.reward[k, i], found.value[k, i]) == (0, 0)
                 behind += absorbs
     assert behind > 0
@@ -101,9 +102,9 @@ taken = harness.taken
 learner_of = harness.learner_of
 
 
-def losing() -> tuple[Agent, Batch]:
+def losing(**overrides: Any) -> tuple[Agent, Batch]:
     """An agent that does not absorb, and some windows: tests share the program of its update."""
-    agent = made(unroll_length=2, absorbing=False, max_reward=0.02)
+    agent = made(unroll_length=2, absorbing=False, max_reward=0.02, **overrides)
     batch = batch_of(agent)
     return agent, taken(batch, np.arange(0, len(batch.weight), len(batch.weight) // 24))
 
@@ -119,12 +120,14 @@ def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:
     return harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(0))
 
 
-def test_the_loss_is_the_loops() -> None:
+@pytest.mark.parametrize("cost", [0.0, 3.0])
+def test_the_loss_is_the_loops(cost: float) -> None:
     """Sample by sample, step by step, with the model called one state at a time."""
-    agent, batch = losing()
+    agent, batch = losing(**({"termination_cost": cost} if cost else {}))
     learner = learner_of(agent)
     config, hyper = agent.config, harness.hyper(agent)
-    model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
+    sizes = world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8)
+    model = world_models.make(SPEC, sizes, terminations=cost > 0)
     bins = Bins(11, config.max_reward / (1 - config.discount))
     target = jax.tree.map(np.asarray, muzero._targets(hyper["discount"], batch.trajectory, config))
     hot = {name: np.asarray(bins.two_hot(jnp.asarray(x))) for name, x in target._asdict().items() if name != "policy"}
@@ -140,6 +143,9 @@ def test_the_loss_is_the_loops() -> None:
             part += cross_entropy(target.policy[k, i], policy) * target.acted[k, i]
             if k:
                 part += cross_entropy(hot["reward"][k, i], reward) * target.valid[k, i]
+                if model.termination:
+                    ended, logit = target.ended[k, i], float(model.termination(learner.params, state)[0])
+                    part += cost * np.logaddexp(0.0, -logit if ended else logit) * target.valid[k, i]
             else:
                 errors.append(abs(float(bins.expectation(jnp.asarray(value))) - target.value[0, i]))
             each += part / (2 if k else 1)
@@ -317,10 +323,10 @@ IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Dis
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, *tiers.nightly(IMAGES)], ids=lambda spec: spec.name)
 def test_one_batch_is_learnt_by_heart(spec: EnvSpec) -> None:
-    """A learner that sees nothing else says its rewards, values and policies."""
+    """A learner that sees nothing else says its rewards, values, policies and terminations."""
     sizes: Any = {"hidden_sizes": (64,), "state_size": 32, "channels": 8, "head_size": 32, "num_bins": 11}
     torso = "convolutions" if spec is IMAGES else "mlp"
-    config = MuZeroConfig(unroll_length=2, n_step=3, learning_rate=5e-3, torso=torso, **sizes)
+    config = MuZeroConfig(unroll_length=2, n_step=3, learning_rate=5e-3, torso=torso, termination_cost=1.0, **sizes)
     agent = agents.muzero.make(spec, config)
     batch = harness.batch_of(agent, A, shape=(16, 16, 1) if spec is IMAGES else (3,))
     small = taken(batch, np.arange(8))._replace(weight=jnp.ones(8))
@@ -333,6 +339,7 @@ def test_one_batch_is_learnt_by_heart(spec: EnvSpec) -> None:
     assert after["loss/reward"] < 0.5 * before["loss/reward"]
     assert after["value/error"] < 0.1 * before["value/error"]
     assert after["loss/policy"] < 2.2 * after["policy/target_entropy"]
+    assert after["loss/termination"] < 0.1 * before["loss/termination"]
 
 
 def test_bad_settings_are_one_sentence() -> None:
@@ -340,6 +347,10 @@ def test_bad_settings_are_one_sentence() -> None:
     for name, (value, words) in wrong.items():
         with pytest.raises(ValueError, match=words):
             MuZeroConfig(**{name: value})
+    model = world_models.make(SPEC, world_models.Sizes(), terminations=True)
+    for cost, own, words in ((0.0, model, "use 1"), (0.5, model._replace(termination=None), "use 0")):
+        with pytest.raises(ValueError, match=rf"termination_cost={cost:g}: network= predicts .*terminations; {words}"):
+            agents.muzero.make(SPEC, MuZeroConfig(termination_cost=cost), own)
     with pytest.raises(ValueError, match="Discrete ones: use ppo"):
         agents.muzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
 

@@ -59,6 +59,31 @@ def test_what_is_searched(num_players, masked):
     np.testing.assert_allclose(found.q, np.where(visited, 1.0 + sign * 0.9 * 4.0, 0.0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_players", [1, 2])
+def test_nothing_counts_after_a_termination(num_players):
+    """A search discounts by the probability that the episode goes on."""
+    spec, logit = EnvSpec("moves", BOARD, spaces.Discrete(3), num_players=num_players), np.log(3.0)
+    model = counted(False)._replace(termination=lambda params, state: jnp.where(state[:, 0] > 1, np.inf, logit))
+    step = world_models.searched(model, lambda x: x[..., 0], spec).step
+    found = step(((), jnp.float32(0.8)), jnp.asarray([[0.0], [1.0]]), jnp.zeros(2, jnp.int32))
+    np.testing.assert_allclose(found.discount, [0.2 if num_players == 1 else -0.2, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("torso", ["mlp", "convolutions"])
+def test_a_new_model_expects_episodes_to_go_on(torso):
+    spec = IMAGES if torso == "convolutions" else EnvSpec("moves", BOARD, spaces.Discrete(3))
+    sizes = world_models.Sizes(num_bins=3, channels=4, head_size=4, torso=torso)
+    model = world_models.make(spec, sizes, terminations=True)
+    example = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
+
+    def logits(key):
+        params = model.init(key)
+        return model.termination(params, model.represent(params, example))
+
+    np.testing.assert_allclose(jax.jit(logits)(jax.random.key(0)), [world_models.EARLY_TERMINATION])
+    assert world_models.make(spec, sizes).termination is None
+
+
 IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(3))
 
 
