@@ -65,8 +65,8 @@ class MuZeroConfig(search.AgentSettings, world_models.Sizes, OptimizerConfig):
       max_reward: the largest reward that the bins represent. The bins of rewards and values reach to max_reward / (1 -
         discount), with the config's discount, at most to 1,000 times max_reward, and to max_reward in games for two
         players (paper: 601 bins, to 300 after rescaling).
-      termination_cost: weight of the loss of terminations, which the model then predicts: a search discounts by its
-        probability of going on. 0 for a model that values alone tell of an end (paper).
+      termination_cost: weight of the loss of terminations. Above 0, the model predicts them, and a search discounts by
+        the probability that the episode goes on. With 0, values alone tell of an end (paper).
       value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
       replay_ratio: samples per transition that is added (paper: 0.1; appendix H: 2).

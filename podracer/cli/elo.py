@@ -13,6 +13,7 @@ import tyro
 
 import podracer
 from podracer.cli.arguments import InputError, parse
+from podracer.environments.seeds import MAX_SEED
 from podracer.evaluation import elo, matches, players
 from podracer.result import plots
 from podracer.run.best import BEST
@@ -116,6 +117,9 @@ def rate(argv: list[str]) -> int:
     random, tactical = (players.player(environment, name) for name in ("random", "tactical"))
     pairs = [(tactical, random), *((player, tactical) for player in entrants.values())]
     pairs += [(later, earlier) for earlier, later in itertools.pairwise(entrants.values())]
+    largest = MAX_SEED + 1 - len(pairs)
+    if not 0 <= arguments.seed <= largest:
+        raise InputError(f"--seed {arguments.seed}: must be 0 to {largest:,}, because each match has the next one.")
     played = []
     for i, (a, b) in enumerate(pairs):
         played.append(matches.play(environment, a, b, arguments.games, arguments.seed + i))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIXED = ("envpool.jumanji", "envpool.highway", "envpool.pgx")
-"""Families whose tasks end when they do, whatever limit is asked for; `ADJUSTABLE` names exceptions."""
+"""Families whose tasks end by their own rules, whatever limit is asked for; `ADJUSTABLE` names exceptions."""
 
 ADJUSTABLE = ("Sokoban-v0",)
 

@@ -80,7 +80,8 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
       openings: random moves before the players take over, the same for both games of a pair.
 
     Raises:
-      ValueError: for an odd number of games, a seed that there is not, or openings so long that they end games.
+      ValueError: for an odd number of games, a seed below 0 or above `MAX_SEED`, or openings so long that they end
+        games.
     """
     check_seed(seed)
     if games < 2 or games % 2:

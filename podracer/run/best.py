@@ -29,7 +29,8 @@ SNAPSHOTS = "snapshots"
 SNAPSHOTS_A_RUN = 10
 
 SOON_SECONDS = 10.0
-"""Seconds in which no second best state is written, nor a second checkpoint unless `checkpoint_every` says when."""
+"""Seconds in which a second best state waits for a checkpoint, and a second checkpoint for later unless
+`checkpoint_every` says when."""
 
 
 class Best:

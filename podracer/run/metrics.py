@@ -170,7 +170,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def until(rows: Iterable[Row], updates: int, member_steps: Sequence[int]) -> Iterator[Row]:
-    """The rows up to an update and a step: with replay, several steps may have the same update.
+    """The rows up to an update and the members' steps: with replay, several steps may have the same update.
 
     Args:
       rows: of a run.

@@ -88,8 +88,8 @@ class Sizes:
             )
 
 
-EARLY_TERMINATION = -4.0
-"""The logit of a new model's terminations: few actions end an episode."""
+INITIAL_TERMINATION_LOGIT = -4.0
+"""The logit of terminations in a new model: few actions end an episode."""
 
 
 def make(spec: EnvSpec, sizes: Sizes, *, terminations: bool = False) -> WorldModel:
@@ -176,7 +176,7 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
         # The value of the next state is the other player's, in games of two (docs/adr/0019-signed-discount.md).
         discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
         if model.termination is not None:
-            # Of what comes after a termination nothing counts.
+            # Nothing counts after a termination.
             discount = discount * jax.nn.sigmoid(-model.termination(params, state))
         return search.Step(expectation(reward), discount, logits, expectation(value), state, None)
 
@@ -263,7 +263,7 @@ class _Vectors(nn.Module):
         return self._head("policy", state), self._head("value", state)
 
     def termination(self, state: jax.Array) -> jax.Array:
-        return EARLY_TERMINATION + self._head("termination", state)[..., 0]
+        return INITIAL_TERMINATION_LOGIT + self._head("termination", state)[..., 0]
 
 
 class _Images(nn.Module):
@@ -306,7 +306,7 @@ class _Images(nn.Module):
         return self._head("policy", x), self._head("value", x)
 
     def termination(self, state: jax.Array) -> jax.Array:
-        return EARLY_TERMINATION + self._head("termination", state)[..., 0]
+        return INITIAL_TERMINATION_LOGIT + self._head("termination", state)[..., 0]
 
     def _head(self, name: str, x: jax.Array) -> jax.Array:
         return self.heads[name](self.features[name](x))

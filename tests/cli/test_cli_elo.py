@@ -92,6 +92,7 @@ def test_mistakes_get_one_line(command, message, capsys):
         ("elo empty", "empty holds no run: there is no config.json in it."),
         ("elo ttt ttt", " is there twice."),
         ("elo ttt@17", "no checkpoint 17 in "),
+        ("elo ttt@best --seed 2147483647", "--seed 2147483647: must be 0 to 2,147,483,646, because each match has the"),
         ("elo ttt@best --output x.png", "--output: a picture is of the snapshots of run directories, and none"),
         ("elo ttt --games 3", "games=3 must be an even number, so that both"),
         ("elo ttt --simulations -1", "simulations=-1: must be at least 0"),

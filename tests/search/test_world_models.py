@@ -80,7 +80,7 @@ def test_a_new_model_expects_episodes_to_go_on(torso):
         params = model.init(key)
         return model.termination(params, model.represent(params, example))
 
-    np.testing.assert_allclose(jax.jit(logits)(jax.random.key(0)), [world_models.EARLY_TERMINATION])
+    np.testing.assert_allclose(jax.jit(logits)(jax.random.key(0)), [world_models.INITIAL_TERMINATION_LOGIT])
     assert world_models.make(spec, sizes).termination is None
 
 
