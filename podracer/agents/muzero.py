@@ -157,8 +157,9 @@ def loss(
         if k:
             sums["reward"] += scale * target.valid[k] * bins.cross_entropy(reward, target.reward[k])
             if config.termination_cost:
-                cross_entropy = jax.nn.softplus(logit) - target.ended[k] * logit
-                sums["termination"] += scale * target.valid[k] * cross_entropy
+                # Binary cross-entropy of the logit.
+                surprise = jax.nn.softplus(logit) - target.ended[k] * logit
+                sums["termination"] += scale * target.valid[k] * surprise
         sums["value"] += scale * target.valid[k] * bins.cross_entropy(value, target.value[k])
         cross_entropy = -jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
         sums["policy"] += scale * target.acted[k] * cross_entropy

@@ -266,8 +266,8 @@ def _single(agent: Any, environment: Any, settings: Mapping[str, Any]) -> Experi
     parts: dict[str, Any] = {name: settings.get(name) for name in ("config", "env_options", "network", "optimizer")}
     preset, protocol = settings.get("preset"), settings.get("protocol")
     if preset or protocol:
-        given = (parts["config"], run, parts["env_options"])
-        merged = presets.merge_given(agent, environment, preset, protocol, *given)
+        config, env_options = parts["config"], parts["env_options"]
+        merged = presets.merge_given(agent, environment, preset, protocol, config, run, env_options)
         parts |= {"config": merged.agent, "env_options": merged.env}
         run = dict(merged.run)
     return resolve(agent, environment, configs.from_json(RunConfig, run), wrap=settings.get("wrap", ()), **parts)

@@ -244,7 +244,7 @@ class Session:
 
     def _on_milestone(self, state: RunState, env_steps: int) -> RunState:
         run = self._experiment.run
-        final = env_steps >= run.total_steps and not self._in_final_updates(state)
+        final = env_steps >= run.total_steps and not self._owes_updates(state)
         self._doing("evaluating and saving")
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         if self._snapshots and self._snapshots.is_due(env_steps):
@@ -300,17 +300,17 @@ class Session:
     def _checkpoint_every(self) -> int:
         return self._experiment.run.checkpoint_every or max(1, self._experiment.run.total_steps // 5)
 
-    def _in_final_updates(self, state: RunState) -> bool:
+    def _owes_updates(self, state: RunState) -> bool:
         """True for a state that owes updates after the last step: Sebulba owes those of its last rollout, too."""
-        owes = self._experiment.run.final_updates > 0 or self._experiment.driver.arch == "sebulba"
-        return owes and bool(local(state.replay_state.counts.pending_updates))
+        may_owe = self._experiment.run.final_updates > 0 or self._experiment.driver.arch == "sebulba"
+        return may_owe and bool(local(state.replay_state.counts.pending_updates))
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
 
     def _evaluate_at(self, state: RunState, env_steps: int, final: bool = False) -> None:
         """Evaluates where it is time, after the checkpoint: environments may hang. A run that goes on does it then."""
-        if not final and env_steps >= self._experiment.run.total_steps and self._in_final_updates(state):
+        if not final and env_steps >= self._experiment.run.total_steps and self._owes_updates(state):
             return  # of this step the last state is evaluated
         if final or self._evaluations.are_due(env_steps):
             self._evaluate(state, env_steps)
