@@ -117,6 +117,13 @@ def test_a_field_stays_below_another_one() -> None:
     assert orders == {"replay_min_size": replays, "epsilon_final": {"dqn", "pqn"}, "min_std": {"sac"}}
 
 
+def test_an_epsilon_of_zero_is_refused() -> None:
+    """A step is 0 / 0, NaN, where a gradient is 0."""
+    for cls, _ in AGENTS.values():
+        with pytest.raises(ValueError, match=r"optimizer_eps=0: must be at least 1e-30"):
+            cls(optimizer_eps=0)
+
+
 # Populations.
 
 

@@ -84,7 +84,7 @@ class AlphaZeroConfig(search.AgentSettings, OptimizerConfig):
     replay_min_size: int = configs.field(4_000, low=1, at_most=("replay_capacity", ", or learning would never begin"))
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "constant"
-    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-8, low=1e-30, tunable=True)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     l2_cost: float = configs.field(0.0, low=0.0)
     hidden_sizes: tuple[int, ...] = configs.field((128, 128), low=1)

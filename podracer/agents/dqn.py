@@ -106,7 +106,7 @@ class DQNConfig(nets.NetworkConfig, OptimizerConfig, ResetConfig):
     double: bool = True
     dueling: bool = False
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-5, low=1e-30, tunable=True)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     max_error: float = configs.field(float("inf"), low=1e-6)
     values: value_distributions.Kind = "mean"

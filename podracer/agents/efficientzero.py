@@ -115,7 +115,7 @@ class EfficientZeroConfig(search.AgentSettings, prefix_models.Sizes):
     reanalyse_group: int = configs.field(1, low=1)
     target_interval: int = configs.field(100, low=1)
     optimizer: Literal["adam", "sgd", "adamw", "muon", "clipped_lars"] = "adam"
-    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-8, low=1e-30, tunable=True)
     weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     warmup_updates: int = configs.field(0, low=0)

@@ -104,7 +104,7 @@ class MuZeroConfig(search.AgentSettings, world_models.Sizes, OptimizerConfig):
     reanalyse: float = configs.field(0.0, low=0.0, high=1.0)
     target_interval: int = configs.field(200, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-8, low=1e-30, tunable=True)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)

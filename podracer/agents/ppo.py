@@ -82,7 +82,7 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
     target_kl: float | None = configs.field(None, low=1e-8)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-5, low=1e-30, tunable=True)
     max_grad_norm: float | None = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     activation: nets.Activation = "tanh"

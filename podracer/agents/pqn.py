@@ -64,7 +64,7 @@ class PQNConfig(nets.NetworkConfig, OptimizerConfig):
     trace_lambda: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     optimizer: optimizers.Name = "radam"
-    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-8, low=1e-30, tunable=True)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     epsilon_start: float = configs.field(1.0, low=0.0, high=1.0)
     epsilon_final: float = configs.field(0.2, low=0.0, high=1.0, at_most=("epsilon_start", ": exploration falls"))

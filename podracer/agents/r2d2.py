@@ -80,7 +80,7 @@ class R2D2Config(nets.NetworkConfig, OptimizerConfig, ResetConfig):
     discount: float = configs.field(0.997, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "constant"
-    optimizer_eps: float = configs.field(1e-3, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-3, low=1e-30, tunable=True)
     max_grad_norm: float = configs.field(80.0, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
     replay_capacity: int = configs.field(200_000, low=1)

@@ -100,7 +100,7 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
     rollout_length: int = configs.field(20, low=1)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(2e-3, low=0.0, tunable=True)
-    optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-5, low=1e-30, tunable=True)
     rmsprop_decay: float = configs.field(0.99, low=0.0, high=1.0)
     momentum: float = configs.field(0.0, low=0.0, high=1.0)
     max_grad_norm: float = configs.field(1.0, low=0.0, tunable=True)

@@ -16,7 +16,7 @@ class OptimizerConfig:
     Attributes:
       optimizer: see `podracer.learning.optimizer.make`; `make(..., optimizer=)` and `train(..., optimizer=)` take your
         own.
-      optimizer_eps: its epsilon.
+      optimizer_eps: its epsilon; above 0, for a step of 0 / 0 is NaN where gradients are 0.
       optimizer_b2: of "adam", "radam", "adamw", and what "muon" leaves to AdamW: the decay of the running mean of
         squared gradients.
       optimizer_eps_root: of "adam": added under its square root. Above 0, such as 1e-12, gradients through an update
@@ -29,7 +29,7 @@ class OptimizerConfig:
     """
 
     optimizer: optimizer.Name = "adam"
-    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    optimizer_eps: float = configs.field(1e-8, low=1e-30, tunable=True)
     optimizer_b2: float = configs.field(0.999, low=0.0, high=0.999999)
     optimizer_eps_root: float = configs.field(0.0, low=0.0)
     weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
