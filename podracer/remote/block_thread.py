@@ -14,6 +14,12 @@ from podracer.remote import wire
 from podracer.system import own_code
 from podracer.types import HostEnvironments
 
+STEP_SECONDS = 5.0
+"""Seconds in which environments must end a step that nobody waits for any more."""
+
+SETUP_SECONDS = 60.0
+"""Seconds in which environments must be made, or close, where nobody waits for them any more."""
+
 
 class BlockThread(threading.Thread):
     """Environments of one block, stepped in a thread.
@@ -42,7 +48,12 @@ class BlockThread(threading.Thread):
         self._failed = failed
         self._actions: queue.SimpleQueue[tuple[int, memoryview] | None] = queue.SimpleQueue()
         self._since = time.monotonic()
-        self.closed_at = float("inf")
+        self.closed_at, self._limit = float("inf"), SETUP_SECONDS
+
+    @property
+    def hangs(self) -> bool:
+        """True where it goes on for too long after it was asked to end."""
+        return self.is_alive() and time.monotonic() - self.closed_at > self._limit
 
     @property
     def busy(self) -> float:
@@ -65,14 +76,16 @@ class BlockThread(threading.Thread):
         try:
             asked = self._asked
             environment = self._environments.make(asked.lanes, asked.seed, evaluation=asked.evaluation)
+            self._limit = STEP_SECONDS
             for message in self._steps(environment):
                 self._put(message)
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too, would end this thread alone, and nobody would know
             own_code.show(error)
             self._failed(self._asked.block, wire.printable(own_code.describe(error)))
         finally:
+            self._limit = SETUP_SECONDS
             if environment is not None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BaseException):
                     environment.close()
 
     def _steps(self, environment: Any) -> Iterator[bytes]:

@@ -157,6 +157,7 @@ class Pool:
       awaited: lanes whose rows its actor waits for, unless nobody owes any.
       is_complete: whether all lanes have been there at once.
       broken: why a block was lost since, or "".
+      failure: the newest error of its environments, or "".
       woken: whether who waits for its rows is to wait no longer.
     """
 
@@ -172,6 +173,7 @@ class Pool:
     awaited: float = math.inf
     is_complete: bool = False
     broken: str = ""
+    failure: str = ""
     woken: bool = False
 
     def add(self, start: int, lanes: int, place: int) -> None:

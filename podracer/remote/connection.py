@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
+import hashlib
 
 from podracer import configs
 from podracer.remote.settings import address, is_private
@@ -17,8 +17,8 @@ class Connection:
     """Settings of the way from a worker to its learner.
 
     Attributes:
-      connect: HOST:PORT, unix:PATH, several with commas of which a worker takes one by its name, or file:PATH of what a
-        learner announces.
+      connect: HOST:PORT, unix:PATH, several with commas of which a worker takes one by its name and number, or
+        file:PATH of what a learner announces.
       tls_ca: file of the authority that signed the learner's certificate.
       tls_cert: file of the worker's own certificate, where the learner wants one.
       tls_key: file of its key.
@@ -60,7 +60,10 @@ class Connection:
             except OSError:
                 return ""
         choices = self._checked(text) if text else [""]
-        return choices[zlib.crc32(worker.encode()) % len(choices)]
+        # Processes and hosts are numbered: those of one name go to the learners in turn.
+        name = worker.rstrip("0123456789")
+        first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        return choices[(first + int(worker[len(name) :][-9:] or 0)) % len(choices)]
 
     def _checked(self, text: str) -> list[str]:
         """The addresses in a list, all of which may be talked to: whoever writes a file must not get the token."""

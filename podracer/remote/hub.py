@@ -144,6 +144,7 @@ class Hub:
                 self._heard(session, number)
                 return
             self._lose(block, f"its environments failed: {error}", "failed", worker_knows=True)
+            block.pool.failure = error
             now = self._clock()
             session.failures.append(now)
             while session.failures[0] < now - FAILURES_SECONDS:
@@ -224,10 +225,11 @@ class Hub:
                 block = pool.fitting(free)
                 assert block
                 self._open(block, session)
-        # Evaluations come on top of what workers have room for: whoever has least of them.
-        for pool in self._pools:
-            for block in list(pool.of[State.EMPTY]) if pool.evaluation and sessions else ():
-                self._open(block, min(sessions, key=lambda session: session.evaluating))
+        # Evaluations come on top of what workers have room for: whoever has least of them, as much as it has room for.
+        for pool in self._pools if sessions else ():
+            while pool.evaluation and pool.of[State.EMPTY]:
+                session = min(sessions, key=lambda session: session.evaluating / session.lanes)
+                self._open(pool.fitting(session.lanes) or next(iter(pool.of[State.EMPTY])), session)
 
     def _open(self, block: Block, session: WorkerSession) -> None:
         pool, use = block.pool, "evaluation" if block.pool.evaluation else "training"
@@ -309,7 +311,8 @@ class Hub:
                 if missing <= 0 or (now - reported_at <= SAY_SECONDS and now - begin <= self.timeouts.join):
                     pool.changed.wait(wait)
                     continue
-                reason_text = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
+                reason_text = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}"
+                reason_text += f" (the newest failure of environments: {pool.failure}); " if pool.failure else "; "
                 reason_text += f"workers connect to {self.where}"
             if now - begin > self.timeouts.join:
                 raise RemoteError(

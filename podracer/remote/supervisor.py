@@ -21,8 +21,9 @@ FINAL = {0: 0, 2: 2, 3: 3, 76: 1}
 """Exit codes of a process that is not replaced, and what becomes of them: the learner is finished, does not want it,
 has failed, or does not understand it."""
 
-UNMADE, UNMADE_TRIES = 77, 3
-"""The exit code of a process whose environments could not be made, and how many in a row end all with code 1."""
+UNMADE, UNMADE_TRIES, SOUND_SECONDS = 77, 3, 600.0
+"""The exit code of a process whose environments could not be made or failed again and again, how many in a row end all
+with code 1, and how long one must have lived for those before it to count no more."""
 
 GRACE_SECONDS = 5.0
 
@@ -41,6 +42,7 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stopped.append(number))
     host = settings.pop("name", None) or socket.gethostname()
+    one_learner = "," not in settings.get("connect", "")
 
     def start(place: int) -> Any:
         named = settings | {"name": f"{host}-{place}" if processes > 1 else host}
@@ -66,17 +68,20 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
                     continue
                 del children[place]
                 _end(child)
-                unmade[place] = unmade[place] + 1 if child.exitcode == UNMADE else 0
+                before = unmade[place] if now - started[place] < SOUND_SECONDS else 0
+                unmade[place] = before + 1 if child.exitcode == UNMADE else 0
                 final = 1 if unmade[place] >= UNMADE_TRIES else FINAL.get(child.exitcode)
                 if final is not None:
+                    code = max(code, final)
                     # What the learner said to one it says to all, but to those it does not reach any more.
-                    code, until, again = max(code, final), min(until, now + GRACE_SECONDS), {}
+                    if one_learner or child.exitcode == UNMADE:
+                        until, again = min(until, now + GRACE_SECONDS), {}
                     continue
                 if until < float("inf"):
                     continue
                 failures[place] = 0 if now - started[place] > 60.0 else failures[place] + 1
                 delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)
-                known = {75: "its environments hang", UNMADE: "its environments cannot be made"}
+                known = {75: "its environments hang", UNMADE: "its environments cannot be made, or fail"}
                 why = known.get(child.exitcode, f"exit code {child.exitcode}")
                 console.say(f"{child.name} ended ({why}); a new one in {delay:.1f} s.")
                 again[place] = now + delay
@@ -113,7 +118,7 @@ def _child(environment: str, settings: dict[str, Any]) -> None:
         worker.serve_envs(environment, **settings)
     except (ValueError, TypeError) as error:
         _die(error, 2)
-    except worker.MakingError as error:
+    except (worker.MakingError, worker.FailingError) as error:
         _die(error, worker.UNMADE)
     except worker.MisunderstoodError as error:
         _die(error, worker.MISUNDERSTOOD)

@@ -31,19 +31,16 @@ from podracer.version import __version__
 METHOD = "/podracer.env.v1.Environments/Session"
 FAILED, HUNG, MISUNDERSTOOD, UNMADE = 3, 75, 76, 77
 """Exit codes: the learner failed, or cannot be reached; environments hang, and a new process may not; the learner does
-not understand what it is sent; environments cannot be made."""
-
-HANG_SECONDS = 5.0
-"""Seconds in which environments must end a step that nobody waits for any more."""
+not understand what it is sent; environments cannot be made, or fail again and again."""
 
 LONGEST_DELAY = 8.0
 """Seconds between tries, give or take a quarter: a learner that comes back has its workers within 12."""
 
 RETRIES = 3
-"""Breaches of the protocol after which a worker gives up; it comes back after all but the last."""
+"""Times that a worker is sent away before it gives up; it comes back after all but the last."""
 
 SOUND_SECONDS = 300.0
-"""Seconds of a stream after which earlier breaches no longer count."""
+"""Seconds of a stream after which earlier times no longer count."""
 
 WELCOME_SECONDS = 30.0
 """Seconds in which a learner must answer a stream that it accepted; longer than gRPC tries to connect."""
@@ -69,6 +66,10 @@ class HungError(RuntimeError):
 
 class MakingError(RuntimeError):
     """Environments cannot be made; the message says why."""
+
+
+class FailingError(RuntimeError):
+    """Environments fail again and again; the message says how."""
 
 
 @contextlib.contextmanager
@@ -110,6 +111,7 @@ def serve_envs(
       MakingError: where they cannot be made.
       LearnerError: where the learner failed, or was not there for `give_up_after` seconds.
       HungError: where environments hang.
+      FailingError: where they fail so often that the learner sent this worker away three times in a row.
     """
     settings = configs.from_json(Connection, {"connect": connect, **connection})
     worker = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -137,7 +139,7 @@ def serve_envs(
                 why = f"{_status(error)}{_hint(error, settings)}"
                 say(f"{session.unheard or why}; trying again.")
             if session.welcomed:
-                heard, delay = time.monotonic(), 0.5
+                heard, delay = time.monotonic(), delay if tries else 0.5
         if settings.give_up_after and time.monotonic() - heard > settings.give_up_after:
             raise LearnerError(f"no learner at {target or connect} for {settings.give_up_after:.0f} s.")
         time.sleep(delay * random.uniform(0.75, 1.25))
@@ -150,15 +152,18 @@ def _judge(error: Any, tries: int, target: str) -> int:
     Raises:
       RefusedError: where trying again is no use.
       MisunderstoodError: where it was tried often enough.
+      FailingError: likewise, for environments.
     """
     said = wire.printable(error.details() or "")
     if error.code() in REFUSED:
         raise RefusedError(f"{target} refuses this worker: {said}")
-    if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-        if tries + 1 >= RETRIES:
-            raise MisunderstoodError(f"{target} does not understand this worker: {said}")
-        return tries + 1
-    return tries
+    if error.code() not in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ABORTED):
+        return tries
+    if tries + 1 >= RETRIES:
+        if error.code() == grpc.StatusCode.ABORTED:
+            raise FailingError(f"{target} has sent this worker away {RETRIES} times: {said}")
+        raise MisunderstoodError(f"{target} does not understand this worker: {said}")
+    return tries + 1
 
 
 def _status(error: Any) -> str:
@@ -336,8 +341,9 @@ class _Session:
         """Says what blocks are at, and ends the session where one does not come back that nobody waits for."""
         while not self._over.wait(min(seconds, 0.5)):
             now = time.monotonic()
-            self._leaving = [block for block in self._leaving if block.is_alive()]
-            if any(now - block.closed_at > HANG_SECONDS for block in self._leaving):
+            for block in [block for block in self._leaving if not block.is_alive()]:
+                self._leaving.remove(block)  # in place, for another thread appends
+            if any(block.hangs for block in list(self._leaving)):
                 self._hung = True
                 call.cancel()
                 return
@@ -351,7 +357,7 @@ class _Session:
         blocks = [*self._blocks.values(), *self._leaving]
         for block in blocks:
             block.close()
-        until = time.monotonic() + HANG_SECONDS
         for block in blocks:
-            block.join(max(0.0, until - time.monotonic()))
+            while block.is_alive() and not block.hangs:
+                block.join(0.05)
         return not any(block.is_alive() for block in blocks)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from podracer import configs
-from podracer.remote.settings import Remote
+from podracer.errors import PeerError
+from podracer.remote.settings import OF_A_PROCESS, Remote
 from podracer.run import rundir
 from podracer.run.config import RunConfig
 from podracer.types import HostEnvironments
@@ -44,6 +45,11 @@ class Workers:
         """The workers' part of a run's description: names of files, never their content."""
         return {"remote": configs.to_json(self._settings)} if self.step else {}
 
+    def without_places(self, description: Mapping[str, Any]) -> dict[str, Any]:
+        """A run's description without the addresses and files that each process of a pod has of its own."""
+        remote = {name: x for name, x in description.get("remote", {}).items() if name not in OF_A_PROCESS}
+        return {**description, **({"remote": remote} if remote else {})}
+
     def _step(self, name: str, local: Any, options: dict[str, Any] | None, run: RunConfig) -> HostEnvironments:
         if local is not None and not isinstance(local, HostEnvironments):
             raise ValueError(f"remote: {name} is pure JAX, which needs no workers; leave listen out.")
@@ -73,7 +79,8 @@ class Workers:
             return
         from podracer.remote.session_pb2 import Goodbye
 
-        if error is not None and not isinstance(error, KeyboardInterrupt):
+        # After a lost peer, its pod may be started again.
+        if error is not None and not isinstance(error, KeyboardInterrupt | PeerError):
             self._environments.close(Goodbye.FAILED, f"{type(error).__name__}: {error}")
         else:
             self._environments.close(Goodbye.FINISHED if self.finished else Goodbye.RESTARTING)

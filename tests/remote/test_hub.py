@@ -147,6 +147,16 @@ def test_evaluations_come_on_top_of_what_workers_have_room_for():
     assert sorted(peer.session.evaluating for peer in peers) == [3, 6]
 
 
+def test_evaluations_are_spread_over_small_workers():
+    hub, _, _ = made()
+    peers = [Peer(hub, lanes) for lanes in (1, 1, 6)]
+    pool = hub.open_pool(16, 16, 7, evaluation=True)
+    assert [peer.session.evaluating for peer in peers] == [2, 2, 12]
+    assert max(block.lanes for block in pool.blocks if block.session is not peers[2].session) == 1
+    peers[2].leave()
+    assert [peer.session.evaluating for peer in peers[:2]] == [8, 8], "they take blocks whole, or nobody would"
+
+
 def test_late_is_lost():
     hub, clock, said = made(answer=5.0)
     pool = hub.open_pool(2, 2, 5)
@@ -200,8 +210,8 @@ def test_nobody_who_reads_what_is_said_is_no_error():
 
 
 def test_a_worker_whose_environments_fail_is_sent_away():
-    hub, clock, _ = made()
-    hub.open_pool(2, 2, 5)
+    hub, clock, _ = made(join=-1.0)
+    pool = hub.open_pool(2, 2, 5)
     peer = Peer(hub, 2, "bad")
     for _ in range(5):
         assert peer.ended is None
@@ -209,6 +219,8 @@ def test_a_worker_whose_environments_fail_is_sent_away():
         hub.failed(peer.session, number, "boom")
     assert "failed 5 times in a minute, the last time with: boom" in peer.ended
     assert not peer.session.blocks
+    with pytest.raises(RemoteError, match=r"no worker yet \(the newest failure of environments: boom\); workers"):
+        hub.take(pool)
     other = Peer(hub, 2, "patient")
     for _ in range(20):
         clock.now += 20.0

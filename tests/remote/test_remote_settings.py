@@ -2,12 +2,14 @@
 
 import importlib.util
 import time
+import types
 
 import pytest
 
 import podracer
 from podracer import cli
 from podracer.cli import train as train_command
+from podracer.errors import PeerError
 from podracer.remote.settings import Remote
 from podracer.training import train as training
 from podracer.training.workers import Workers
@@ -65,6 +67,27 @@ def test_settings_of_a_resumed_run_are_changed_one_by_one(tmp_path, monkeypatch)
         assert cli.run(["resume", str(tmp_path), *flags]) == 0
         assert called.pop() == given
         assert found(given) == was | (given or {})
+
+
+def test_processes_of_a_pod_have_addresses_of_their_own(tmp_path):
+    made = [Workers(Remote(listen=f"10.0.0.{i}:1", token_file=f"{i}", insecure=True, block=2), None) for i in (1, 2)]
+    one, other = (each.without_places({"seed": 1} | each.described()) for each in made)
+    assert one == other
+    assert one["remote"]["block"] == 2
+    assert Workers(None, None).without_places({"seed": 1}) == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [(PeerError("b is gone"), "RESTARTING"), (OSError("full"), "FAILED"), (None, "FINISHED")]
+)
+def test_what_workers_hear_at_the_end(error, why):
+    """After a lost peer its pod may be started again, and they wait."""
+    heard: list = []
+    made = Workers(Remote(listen="127.0.0.1:0"), None)
+    made.finished = error is None
+    made._environments = types.SimpleNamespace(close=lambda *said: heard.append(said))  # type: ignore[assignment]
+    made.__exit__(type(error), error, None)
+    assert heard[0][0] == getattr(workers.pb.Goodbye, why)
 
 
 def test_settings_without_an_address_are_refused(tmp_path, capsys):

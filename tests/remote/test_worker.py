@@ -8,7 +8,7 @@ import types
 import pytest
 
 from podracer import cli
-from podracer.remote import supervisor
+from podracer.remote import block_thread, supervisor
 from tests.support import workers
 
 grpc = pytest.importorskip("grpc")
@@ -52,7 +52,9 @@ def test_where_a_learner_is(tmp_path):
     connection = worker.Connection(f"file:{tmp_path}/where")
     assert connection.target("w") == ""
     (tmp_path / "where").write_text("127.0.0.1:1,localhost:2\n")
-    assert {connection.target(f"w{i}") for i in range(20)} == {"127.0.0.1:1", "localhost:2"}
+    for name in ("w", "node", "host-", "node1-"):
+        both = {connection.target(f"{name}{i}") for i in range(2)}
+        assert both == {"127.0.0.1:1", "localhost:2"}, "neighbours take different ones"
     (tmp_path / "where").write_text("nonsense")
     with pytest.raises(ValueError, match="use HOST:PORT"):
         connection.target("w")
@@ -94,12 +96,10 @@ def session(said=lambda line: None):
 @pytest.mark.parametrize("why", ["FINISHED", "FAILED", "RESTARTING"])
 def test_what_the_learner_said_goes_before_environments_that_hang(why, monkeypatch):
     """A new process would look for a learner that has ended."""
-    monkeypatch.setattr(worker, "HANG_SECONDS", 0.05)
-    one, hung, why = session(), threading.Event(), getattr(pb.Goodbye, why)
-    block = threading.Thread(target=hung.wait, daemon=True)
-    block.close = lambda: None
-    block.start()
-    one._blocks[0] = block
+    monkeypatch.setattr(block_thread, "STEP_SECONDS", 0.05)
+    one, stepping, hung, why = session(), threading.Event(), threading.Event(), getattr(pb.Goodbye, why)
+    begun(one, workers.Counting(misbehave=lambda running: (stepping.set(), hung.wait())))
+    stepping.wait()
     monkeypatch.setattr(one, "_listen", lambda *_: why)
     if why == pb.Goodbye.RESTARTING:
         with pytest.raises(worker.HungError):
@@ -109,21 +109,55 @@ def test_what_the_learner_said_goes_before_environments_that_hang(why, monkeypat
     hung.set()
 
 
-def test_an_environment_that_raises_is_said_once_and_forgotten(monkeypatch, capsys):
+def begun(one, environments, start=True):
+    """A block of a session."""
+    asked, layout = pb.Open(block=7, lanes=2, seed=0), wire.Layout(environments.spec)
+    one._blocks[7] = block = worker.BlockThread(asked, environments, layout, one._outgoing.put, one._failed)
+    if start:
+        block.start()
+    return block
+
+
+@pytest.mark.parametrize("slow", ["make", "close"])
+def test_environments_that_are_made_or_close_slowly_do_not_hang(slow, monkeypatch):
+    """After their evaluation, say, which may end while a block of it is still made."""
+    monkeypatch.setattr(block_thread, "STEP_SECONDS", 0.0)
+    one, at_it, go_on = session(), threading.Event(), threading.Event()
+
+    class Slow(workers.Counting):
+        def make(self, *args, **kwargs):
+            made = super().make(*args, **kwargs)
+            wait = lambda: (at_it.set(), go_on.wait())  # noqa: E731
+            made.close = wait if slow == "close" else made.close
+            if slow == "make":
+                wait()
+            return made
+
+    block = begun(one, Slow())
+    block.close()
+    at_it.wait()
+    assert not block.hangs
+    with monkeypatch.context() as context:
+        context.setattr(block, "_limit", 0.0)
+        assert block.hangs, "not for ever"
+    go_on.set()
+    assert one._close_all()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_an_environment_that_raises_is_said_once_and_forgotten(error, monkeypatch, capsys):
     def misbehave(running):
-        raise RuntimeError("the plug was pulled")
+        raise error("the plug was pulled")
 
     lines: list = []
     one, environments = session(lines.append), workers.Counting(misbehave=misbehave)
-    asked = pb.Open(block=7, lanes=2, seed=0)
-    one._blocks[7] = block = worker.BlockThread(
-        asked, environments, wire.Layout(environments.spec), one._outgoing.put, one._failed
-    )
+    block = begun(one, environments, start=False)
     monkeypatch.setenv("PODRACER_TRACEBACK", "1")
     block.run()
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
     (line,) = lines
-    said = r"RuntimeError: the plug was pulled, in misbehave, \S+test_worker\.py, line \d+, `raise RuntimeError.*`"
+    where = r"in misbehave, \S+test_worker\.py, line \d+, `raise error.*`"
+    said = rf"{error.__name__}: the plug was pulled, {where}"
     assert re.fullmatch(f"environments of block 7 failed: {said}", line)
     assert not one._blocks, "it is not busy any more"
     message, _ = wire.unpack(pb.FromWorker, one._outgoing.get())
@@ -154,15 +188,19 @@ def test_a_block_sends_nothing_that_is_not_of_the_spec():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ABORTED])
 @pytest.mark.parametrize(("seconds", "enough"), [(-1.0, False), (300.0, True)])
-def test_tries_are_counted_anew_after_a_sound_session(seconds, enough, monkeypatch):
-    ends = [Ended(grpc.StatusCode.INVALID_ARGUMENT, "a\nreason")] * 5
+def test_tries_are_counted_anew_after_a_sound_session(seconds, enough, code, monkeypatch):
+    ends = [Ended(code, "a\nreason")] * 5
     talk = lambda *_: (_ for _ in ()).throw(ends.pop()) if ends else pb.Goodbye.FINISHED  # noqa: E731
     monkeypatch.setattr(worker._Session, "talk", talk)
     monkeypatch.setattr(worker, "SOUND_SECONDS", seconds)
     monkeypatch.setattr(worker.time, "sleep", lambda seconds: None)
     if enough:
-        with pytest.raises(worker.MisunderstoodError, match="does not understand this worker: a reason"):
+        failing = worker.FailingError, "has sent this worker away 3 times: a reason"
+        misunderstood = worker.MisunderstoodError, "does not understand this worker: a reason"
+        error, match = failing if code == grpc.StatusCode.ABORTED else misunderstood
+        with pytest.raises(error, match=match):
             worker.serve_envs(workers.Counting(), "localhost:1", quiet=True)
         assert len(ends) == 2
     else:
@@ -200,15 +238,36 @@ def test_what_cannot_be_made_is_one_line(error, code, monkeypatch, capsys):
     ("codes", "returned", "started"),
     [([77, 77, 77], 1, 3), ([77, 77, 75, 77, 77, 0], 0, 6)],
 )
-def test_environments_that_cannot_be_made_are_given_up(codes, returned, started, monkeypatch, capsys):
-    left = list(codes)
+def test_environments_that_cannot_be_made_are_given_up(codes, returned, started, processes, capsys):
+    processes.codes = list(codes)
+    assert supervisor.run("mine", {"name": "w"}, 1) == returned
+    assert len(processes.names) == started
+    assert "its environments cannot be made" in capsys.readouterr().err
+
+
+def test_a_learner_that_ends_leaves_the_workers_of_others(processes, monkeypatch):
+    """Each process of two is of another learner: the first one's ends, and the second one's goes on, and is replaced."""
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.0)
+    processes.codes = [0, 75, 75, 0]
+    assert supervisor.run("mine", {"name": "w", "connect": "a:1,b:1"}, 2) == 0
+    assert processes.names == ["w-0", "w-1", "w-1", "w-1"]
+    processes.codes = [0, 75]
+    assert supervisor.run("mine", {"name": "w", "connect": "a:1"}, 2) == 0
+    assert processes.names[4:] == ["w-0", "w-1"]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Processes of a supervisor that end at once: `codes` are how, and `names` whose."""
+    made = types.SimpleNamespace(codes=[], names=[])
 
     class Process:
         def __init__(self, **kwargs):
-            self.name = "w"
+            self.name = kwargs["name"]
+            made.names.append(self.name)
 
         def start(self):
-            self.exitcode = left.pop(0)
+            self.exitcode = made.codes.pop(0)
 
     context = types.SimpleNamespace(Process=Process)
     monkeypatch.setattr(supervisor.multiprocessing, "get_context", lambda how: context)
@@ -216,6 +275,4 @@ def test_environments_that_cannot_be_made_are_given_up(codes, returned, started,
     monkeypatch.setattr(supervisor, "_end", lambda child: None)
     monkeypatch.setattr(supervisor, "BACK_OFF", (0.0, 0.0))
     monkeypatch.setattr(supervisor.time, "sleep", lambda seconds: None)
-    assert supervisor.run("mine", {"name": "w"}, 1) == returned
-    assert len(codes) - len(left) == started
-    assert "its environments cannot be made" in capsys.readouterr().err
+    return made
