@@ -3,6 +3,7 @@
 import re
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -101,11 +102,13 @@ def test_what_the_learner_said_goes_before_environments_that_hang(why, monkeypat
     begun(one, workers.Counting(misbehave=lambda running: (stepping.set(), hung.wait())))
     stepping.wait()
     monkeypatch.setattr(one, "_listen", lambda *_: why)
+    began = time.monotonic()
     if why == pb.Goodbye.RESTARTING:
         with pytest.raises(worker.HungError):
             one.talk(1)
     else:
         assert one.talk(1) == why
+    assert time.monotonic() - began < 30.0, "it waits no longer than a step may last"
     hung.set()
 
 
