@@ -60,6 +60,7 @@ class EfficientZeroConfig(search.AgentSettings, prefix_models.Sizes):
       discount: gamma (paper: 0.997^4).
       max_value: the largest value or prefix that can be told apart from larger ones. None for the largest of rewards in
         [-1, 1], 1 / (1 - discount), at most 1,000, or H, by the discount of the config even where others are tuned.
+      termination_cost: weight of the loss of terminations, which the model predicts above 0; see `MuZeroConfig`.
       value_cost: weight of the value's loss (paper: 0.25).
       consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
@@ -100,6 +101,7 @@ class EfficientZeroConfig(search.AgentSettings, prefix_models.Sizes):
     correction_interval: int = configs.field(20_000, low=0)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     max_value: float | None = configs.field(None, low=1e-6)
+    termination_cost: float = configs.field(0.0, low=0.0)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
@@ -181,10 +183,14 @@ def loss(
         # The cosine loss of the self-supervised consistency (section 4.1).
         "consistency": valid[1:] * prefix_models.cosine_loss(predictions.forecast, projections),
     }
+    if config.termination_cost:
+        sums["termination"] = valid[1:] * windows.surprise(predictions.termination, target.ended[1:])
     mean = lambda x: jnp.sum(weight * jnp.sum(x, axis=0)) / (K * batch_size)  # noqa: E731
     metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
     total = metrics["loss/prefix"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
     total += hyper["consistency_cost"] * metrics["loss/consistency"]
+    if config.termination_cost:
+        total += config.termination_cost * metrics["loss/termination"]
     metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
     metrics["value/target_mean"] = jnp.sum(target.value[0]) / batch_size
     return total, metrics | {"loss/total": total}
@@ -205,9 +211,10 @@ def make(
     """
     base.check_discrete(spec, "efficientzero")
     stacked = nets.stacked_spec(spec, config.frame_stack)
-    model, bins = network or prefix_models.make(stacked, config), _bins(config)
+    windows.check_terminations(config.termination_cost, network, network is not None and network.terminations)
+    model = network or prefix_models.make(stacked, config, terminations=config.termination_cost > 0)
     augments = config.augment and world_models.chosen_torso(stacked, config.torso) == "convolutions"
-    rule, plan = _optimizer(config, optimizer), planner(spec, config, model)
+    bins, rule, plan = _bins(config), _optimizer(config, optimizer), planner(spec, config, model)
     functions = _EfficientZero(spec, config, model, rule, loss, plan, bins, augments)
     others: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
     if config.reanalyse:
@@ -378,10 +385,10 @@ def planner(
 ) -> search.Planner:
     """The agent's search in its model (the config's if None), of parameters, statistics and gamma."""
     stacked, expectation = nets.stacked_spec(spec, config.frame_stack), _bins(config).expectation
-    model = prefix_models.searched(network or prefix_models.make(stacked, config), expectation, stacked, config.horizon)
+    model = network or prefix_models.make(stacked, config, terminations=config.termination_cost > 0)
     return search.Planner(
         stacked.observation_space,
-        model,
+        prefix_models.searched(model, expectation, stacked, config.horizon),
         lambda actor: (actor.params, actor.aux["statistics"], actor.aux["discount"]),
         search.settings(config, epsilon=config.least_range),
     )

@@ -157,9 +157,7 @@ def loss(
         if k:
             sums["reward"] += scale * target.valid[k] * bins.cross_entropy(reward, target.reward[k])
             if config.termination_cost:
-                # Binary cross-entropy of the logit.
-                surprise = jax.nn.softplus(logit) - target.ended[k] * logit
-                sums["termination"] += scale * target.valid[k] * surprise
+                sums["termination"] += scale * target.valid[k] * windows.surprise(logit, target.ended[k])
         sums["value"] += scale * target.valid[k] * bins.cross_entropy(value, target.value[k])
         cross_entropy = -jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
         sums["policy"] += scale * target.acted[k] * cross_entropy
@@ -183,10 +181,7 @@ def make(
       ValueError: for an action space, or a model (`podracer.search.world_models.WorldModel`), that does not fit.
     """
     base.check_discrete(spec, "muzero")
-    cost = config.termination_cost
-    if network is not None and (network.termination is not None) != (cost > 0):
-        has = "predicts terminations; use 1" if network.termination else "predicts no terminations; use 0"
-        raise ValueError(f"termination_cost={cost:g}: network= {has}.")
+    windows.check_terminations(config.termination_cost, network, network is not None and bool(network.termination))
     model, bins = network or _model(spec, config), _bins(spec, config)
     rule = config.make_optimizer(optimizer)
     functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)

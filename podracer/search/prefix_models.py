@@ -42,14 +42,17 @@ class PrefixModel(NamedTuple):
     *   `prefix(state, Memory [N]) -> (prefix [N, K], Memory [N])`; K numbers of bins
     *   `predict(state) -> (policy [N, A], value [N, K])`
     *   `project(state) -> [N, F]` and `forecast(projection [N, F]) -> [N, F]`
+    *   `termination(state) -> logit [N]` that the episode has terminated, if the model predicts it
 
     Attributes:
       module: with these methods, and `__call__(observation, action)`, which calls all of them.
       lstm_size: of the memory.
+      terminations: True if the model predicts terminations.
     """
 
     module: Any
     lstm_size: int
+    terminations: bool = False
 
     def empty(self, num_lanes: int) -> Memory:
         """Returns the LSTM's state before its first step."""
@@ -92,12 +95,13 @@ class Sizes(world_models.Sizes):
     forecast_size: int = configs.field(64, low=1)
 
 
-def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
+def make(spec: EnvSpec, sizes: Sizes, *, terminations: bool = False) -> PrefixModel:
     """The standard model for an environment.
 
     Args:
       spec: of the environment, frames stacked; its actions are discrete.
       sizes: of the model.
+      terminations: True to predict them, by a head of its own.
 
     Raises:
       ValueError: for actions that are not discrete, or convolutions on what is no image.
@@ -109,6 +113,7 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
         "lstm_size": sizes.lstm_size,
         "projection_size": sizes.projection_size,
         "forecast_size": sizes.forecast_size,
+        "terminations": terminations,
     }
     torso = world_models.chosen_torso(spec, sizes.torso)
     if torso == "convolutions":
@@ -116,10 +121,10 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
             "channels": sizes.channels,
             "largest": world_models.largest_value(spec.observation_space),
         }
-        return PrefixModel(_Images(**common, norm=sizes.norm, **images), sizes.lstm_size)
+        return PrefixModel(_Images(**common, norm=sizes.norm, **images), sizes.lstm_size, terminations)
     shape: dict[str, Any] = {"hidden_sizes": sizes.hidden_sizes, "state_size": sizes.state_size}
     shape |= {"h": world_models.Features(spec.observation_space, torso, sizes.hidden_sizes)}
-    return PrefixModel(_Vectors(**common, norm="layer", **shape), sizes.lstm_size)
+    return PrefixModel(_Vectors(**common, norm="layer", **shape), sizes.lstm_size, terminations)
 
 
 def last_kernels(params: ArrayTree) -> list[jax.Array]:
@@ -188,7 +193,11 @@ def searched(
         next_node = Node(state, next_memory, jnp.where(restarts, 0.0, prefix), depth)
         # The reward of a step is the growth of the prefix.
         reward = prefix - node.prefix
-        return search.Step(reward, jnp.broadcast_to(discount, action.shape), logits, expectation(value), next_node)
+        discount = jnp.broadcast_to(discount, action.shape)
+        if model.terminations:
+            # Nothing counts after a termination.
+            discount = discount * jax.nn.sigmoid(-model.call("termination", params, statistics, state))
+        return search.Step(reward, discount, logits, expectation(value), next_node)
 
     return search.Model(root, step)
 
@@ -201,12 +210,14 @@ class Predictions(NamedTuple):
       value: [K + 1, B, bins].
       prefix: [K, B, bins]; of states 1 to K.
       forecast: [K, B, F]; of states 1 to K.
+      termination: logits [K, B] of states 1 to K; () for a model that does not predict it.
     """
 
     policy: jax.Array
     value: jax.Array
     prefix: jax.Array
     forecast: jax.Array
+    termination: Any = ()
 
 
 def unroll(
@@ -252,9 +263,11 @@ def unroll(
             prefixes.append(prefix)
         policy, value = of_each(module.predict, states)
         forecast = of_each(lambda state: module.forecast(module.project(state)), states[1:])
+        termination = of_each(module.termination, states[1:]) if model.terminations else ()
         flat = jax.tree.map(lambda x: x.reshape(K * B, *x.shape[2:]), later)
         projections = lax.stop_gradient(module.project(module.represent(flat)))
-        return Predictions(policy, value, jnp.stack(prefixes), forecast), projections.reshape(K, B, -1)
+        predictions = Predictions(policy, value, jnp.stack(prefixes), forecast, termination)
+        return predictions, projections.reshape(K, B, -1)
 
     (predictions, projections), statistics = model.learning(run, params, statistics)
     return predictions, projections, statistics
@@ -286,10 +299,12 @@ class _Model(nn.Module):
     projection_size: int
     forecast_size: int
     norm: NormName
+    terminations: bool
 
     def setup(self) -> None:
         norm = lambda: normalization(self.norm)  # noqa: E731
         sizes = {"policy": self.num_actions, "value": self.num_bins, "prefix": self.num_bins}
+        sizes |= {"termination": 1} if self.terminations else {}
         self.heads = {name: Head(size, self.head_size, self.norm, name=name) for name, size in sizes.items()}
         self.lstm, self.lstm_norm = LSTMCell(self.lstm_size), norm()
         # P has three layers and q two, as SimSiam's projector and predictor (Chen and He 2021).
@@ -303,7 +318,9 @@ class _Model(nn.Module):
 
     def __call__(self, observation: ArrayTree, action: jax.Array, memory: Memory) -> Any:
         state = self.represent(observation)
-        return self.prefix(self.advance(state, action), memory), self.predict(state), self.forecast(self.project(state))
+        ended = self.termination(state) if self.terminations else ()
+        prefix = self.prefix(self.advance(state, action), memory)
+        return prefix, self.predict(state), self.forecast(self.project(state)), ended
 
     def prefix(self, state: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
         memory = Memory(*self.lstm(self.features("prefix", state), (memory.h, memory.c)))
@@ -313,6 +330,10 @@ class _Model(nn.Module):
         x = self.f(state)
         policy, value = (self.heads[name](self.features(name, x)) for name in ("policy", "value"))
         return policy, value
+
+    def termination(self, state: jax.Array) -> jax.Array:
+        logit = self.heads["termination"](self.features("termination", state))[..., 0]
+        return world_models.INITIAL_TERMINATION_LOGIT + logit
 
     def project(self, state: jax.Array) -> jax.Array:
         x = state.reshape(state.shape[0], -1)
@@ -363,7 +384,7 @@ class _Images(_Model):
         self.h = Encoder(C, self.norm, self.largest)
         self.g, self.g_norm, self.g_block = conv3x3(C), normalization(self.norm), Block(C, self.norm)
         self.f = Block(C, self.norm)
-        self.planes = {name: Flatten(self.norm, name=f"{name}_planes") for name in ("policy", "value", "prefix")}
+        self.planes = {name: Flatten(self.norm, name=f"{name}_planes") for name in self.heads}
 
     def represent(self, observation: jax.Array) -> jax.Array:
         return self.h(world_models.with_channels(observation, 1))

@@ -12,7 +12,7 @@ import pytest
 
 from podracer import spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
-from podracer.search import prefix_models, windows
+from podracer.search import prefix_models, windows, world_models
 from podracer.types import Agent, Batch, EnvSpec
 from tests.support import harness, tiers
 from tests.support.harness import learner_of
@@ -95,10 +95,10 @@ def test_clipped_rewards_are_learnt_as_if_they_came_so() -> None:
 @pytest.mark.slow
 def test_the_loss_is_the_loops() -> None:
     """Sample by sample, step by step, with the model called as in acting, one state at a time."""
-    agent = made(unroll_length=3, horizon=2, max_value=2.0)
+    agent = made(unroll_length=3, horizon=2, max_value=2.0, termination_cost=0.5)
     batch, learner = harness.batch_of(agent, A), learner_of(agent)
     config = agent.config
-    model = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES))
+    model = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES), terminations=True)
     bins = efficientzero._bins(config)
     at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
     batch = harness.taken(batch, at)
@@ -106,7 +106,7 @@ def test_the_loss_is_the_loops() -> None:
     hot = {name: np.asarray(bins.two_hot(jnp.asarray(getattr(target, name)))) for name in ("value", "reward")}
     call = jax.jit(lambda name, *arguments: model.call(name, learner.params, {}, *arguments), static_argnums=0)
     observation, actions = batch.trajectory.timesteps.observation, batch.trajectory.actions
-    total, errors = 0.0, []
+    total, errors, ends = 0.0, [], set()
     for i in range(len(at)):
         state, memory = call("represent", observation[0, i : i + 1]), model.empty(1)
         each, prefix = 0.0, np.zeros(11)
@@ -119,6 +119,10 @@ def test_the_loss_is_the_loops() -> None:
                 seen = np.asarray(call("project", call("represent", observation[k, i : i + 1]))[0])
                 cosine = forecast @ seen / (np.linalg.norm(forecast) * np.linalg.norm(seen))
                 each += target.valid[k, i] * (cross_entropy(hot["reward"][k, i], prefix) + 2.0 * (1.0 - cosine))
+                sign = 1.0 if target.ended[k, i] else -1.0
+                logit = float(call("termination", state)[0])
+                each += 0.5 * target.valid[k, i] * np.log(1.0 + np.exp(-sign * logit))
+                ends.add((float(target.ended[k, i]), logit == world_models.INITIAL_TERMINATION_LOGIT))
             else:
                 errors.append(abs(float(bins.expectation(jnp.asarray(value))) - target.value[0, i]))
             memory = model.empty(1) if k % 2 == 0 else memory
@@ -127,6 +131,7 @@ def test_the_loss_is_the_loops() -> None:
             prefix = np.asarray(said[0])
         total += each * float(batch.weight[i]) / 3
     _, metrics, priorities = learn(agent, batch, learner)
+    assert ends == {(0.0, False), (1.0, False)}
     assert float(metrics["loss/total"]) == pytest.approx(total / len(at), rel=1e-4)
     np.testing.assert_allclose(priorities, errors, rtol=1e-3, atol=1e-4)
     outside = np.maximum(np.abs(target.value), np.abs(target.reward)) > 2.0

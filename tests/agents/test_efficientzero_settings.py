@@ -25,6 +25,10 @@ def test_bad_settings_are_one_sentence() -> None:
     for name in ("target_interval", "refresh_interval"):
         with pytest.raises(ValueError, match=f"reanalyse_group=4 must divide {name}=10, so that"):
             EfficientZeroConfig(**({"target_interval": 8, "reanalyse_group": 4} | {name: 10}))
+    with pytest.raises(ValueError, match="termination_cost=2: network= predicts no terminations; use 0"):
+        agents.efficientzero.make(
+            SPEC, EfficientZeroConfig(termination_cost=2.0), prefix_models.make(SPEC, EfficientZeroConfig())
+        )
     with pytest.raises(ValueError, match="Discrete ones: use ppo"):
         agents.efficientzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
     with pytest.raises(ValueError, match="efficientzero cannot play against itself"):

@@ -11,11 +11,12 @@ import pytest
 from podracer import spaces
 from podracer.learning import augmentation
 from podracer.nets.layers import BatchNorm
-from podracer.search import prefix_models, search
+from podracer.search import prefix_models, search, world_models
 from podracer.search.search import Root, SearchConfig, Step
 from podracer.types import EnvSpec
 
 VECTORS = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4))
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(4))
 
 
 @pytest.mark.parametrize("num_actions", [6, 18])
@@ -182,6 +183,38 @@ class Table(nn.Module):
     def predict(self, state):
         at = state[:, 0].astype(jnp.int32)
         return self.logits[at], self.value[at][:, None]
+
+
+class Ending(Table):
+    """Of state 3 an episode has terminated, and of others with a probability of three quarters."""
+
+    def termination(self, state):
+        return jnp.where(state[:, 0] == 3, np.inf, np.log(3.0))
+
+
+def test_nothing_counts_after_a_termination():
+    """A search discounts by the probability that the episode goes on."""
+    model = prefix_models.PrefixModel(Ending(), 1, terminations=True)
+    params, statistics = model.init(jax.random.key(0), jnp.zeros(1, jnp.int32))
+    spec = EnvSpec("table", spaces.Discrete(7), spaces.Discrete(3))
+    searched = prefix_models.searched(model, lambda x: x[..., 0], spec, 5)
+    variables = (params, statistics, jnp.float32(0.8))
+    node = searched.root(variables, jnp.arange(7)).embedding
+    found = searched.step(variables, node, jnp.zeros(7, jnp.int32))
+    expected = np.where(found.embedding.state[:, 0] == 3, 0.0, 0.2)
+    np.testing.assert_allclose(found.discount, expected, rtol=1e-6)
+    assert len(set(expected)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [VECTORS, IMAGES], ids=["vectors", "images"])
+def test_a_new_model_expects_episodes_to_go_on(spec):
+    sizes = prefix_models.Sizes(num_bins=3, channels=4, hidden_sizes=(4,), state_size=4, lstm_size=4)
+    model = prefix_models.make(spec, sizes, terminations=True)
+    observation = jnp.ones((1, *spec.observation_space.shape))
+    params, statistics = jax.jit(model.init)(jax.random.key(0), observation)
+    logit = model.call("termination", params, statistics, model.call("represent", params, statistics, observation))
+    np.testing.assert_allclose(logit, [world_models.INITIAL_TERMINATION_LOGIT])
 
 
 @pytest.mark.parametrize("algorithm", [pytest.param("puct", marks=pytest.mark.slow), "gumbel"])
