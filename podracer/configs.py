@@ -186,6 +186,12 @@ def population_hyper(
             raise ValueError(f"{where}: give one number, or {population} numbers (one a member); got {values!r}.")
         _check_range(f"{where}={values!r}", tuple(array.ravel().tolist()), limits[name]["low"], limits[name]["high"])
         hyper[name] = np.broadcast_to(array, (population,)).astype(np.float32)
+    for member in range(population if overrides else 0):
+        numbers = {name: np.broadcast_to(values, population)[member].item() for name, values in overrides.items()}
+        try:
+            dataclasses.replace(config, **numbers)
+        except ValueError as error:
+            raise ValueError(f"hyper, member {member}: {error}") from None
     return hyper
 
 

@@ -156,6 +156,12 @@ def test_population_hyper_errors(overrides: dict[str, Any], message: str) -> Non
         configs.population_hyper(Example(), 3, overrides)
 
 
+def test_every_member_is_checked_like_a_config() -> None:
+    config = PPOConfig(target_kl=0.01, learning_rate_schedule="constant")
+    with pytest.raises(ValueError, match=r"^hyper, member 1: learning_rate=0.1 must be between 1e-05 and 0.01, where"):
+        configs.population_hyper(config, 2, {"learning_rate": [1e-3, 0.1]})
+
+
 def test_other_libraries_names_are_of_settings_there_are() -> None:
     there = {
         f.name

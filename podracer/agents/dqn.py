@@ -202,6 +202,9 @@ def make(
         raise nets.NetworkError(
             f"noise={config.noise}: only the library's own network has noisy layers; use noise=0 with network=."
         )
+    if network is not None:
+        why = "is of the library's own network"
+        configs.require_defaults(config, ("dueling", "head_size"), why, nets.NetworkError)
     network = config.action_values(
         "dqn",
         spec,

@@ -92,17 +92,8 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
         self.clip_no_gradient()
         super().__post_init__()
         self.check_normalization()
-        if self.target_kl is not None and (self.learning_rate_schedule != "constant" or self.learning_rate_warmup):
-            raise ValueError(
-                f"target_kl={self.target_kl} sets the learning rate itself; use learning_rate_schedule='constant' and "
-                "learning_rate_warmup=0."
-            )
-        low, high = minibatches.LEAST_RATE, minibatches.LARGEST_RATE
-        if self.target_kl is not None and not low <= self.learning_rate <= high:
-            raise ValueError(
-                f"learning_rate={self.learning_rate} must be between {low} and {high}, where target_kl="
-                f"{self.target_kl} keeps it; use {min(max(self.learning_rate, low), high)}."
-            )
+        if self.target_kl is not None:
+            minibatches.check_target_kl(self)
         if self.chunk_length and self.rollout_length % self.chunk_length:
             raise ValueError(f"chunk_length={self.chunk_length} must divide rollout_length={self.rollout_length}.")
 

@@ -122,6 +122,10 @@ class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if not self.popart:
+            configs.require_defaults(self, ("popart_step_size",), "is of popart=True")
+        if not self.replay_fraction:
+            configs.require_defaults(self, ("replay_capacity",), "is of a replay, which replay_fraction=0 does without")
         if self.popart and self.reward_transform != "none":
             raise ValueError(
                 f"popart=True learns the scale of rewards, which reward_transform={self.reward_transform!r} hides; use "

@@ -127,6 +127,30 @@ LEAST_RATE, LARGEST_RATE = 1e-5, 1e-2
 """The limits of a learning rate that is adapted."""
 
 
+def check_target_kl(config: Any) -> None:
+    """Checks that an agent's settings go with its `target_kl`, by which the learning rate is adapted.
+
+    Raises:
+      ValueError: where they do not.
+    """
+    target = f"target_kl={config.target_kl}"
+    if config.learning_rate_schedule != "constant" or config.learning_rate_warmup:
+        raise ValueError(
+            f"{target} sets the learning rate itself; use learning_rate_schedule='constant' and learning_rate_warmup=0."
+        )
+    if config.num_epochs * config.num_minibatches == 1:
+        raise ValueError(
+            f"{target} compares the policy with the one that acted before each gradient step, and num_epochs=1 with "
+            "num_minibatches=1 takes one step a rollout; raise one of them."
+        )
+    if not LEAST_RATE <= config.learning_rate <= LARGEST_RATE:
+        nearest = min(max(config.learning_rate, LEAST_RATE), LARGEST_RATE)
+        raise ValueError(
+            f"learning_rate={config.learning_rate} must be between {LEAST_RATE} and {LARGEST_RATE}, where {target} "
+            f"keeps it; use {nearest}."
+        )
+
+
 def adapted_rate(rate: jax.Array, kl: jax.Array, target: float) -> jax.Array:
     """A learning rate after a minibatch whose policy is `kl` away from the one that acted, as brax and rsl_rl have it.
 

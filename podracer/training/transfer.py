@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -20,8 +22,8 @@ def transferred(source: Result, learner: LearnerState) -> LearnerState:
       ValueError: where they do not fit.
     """
     member = source.best_member
-    old = (source.learner.params, source.learner.aux)
-    new = (learner.params, learner.aux)
+    old = (source.learner.params, _without_rate(source.learner.aux))
+    new = (learner.params, _without_rate(learner.aux))
     by_name = lambda tree: {  # noqa: E731
         jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(tree)
     }
@@ -42,4 +44,11 @@ def transferred(source: Result, learner: LearnerState) -> LearnerState:
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in new_arrays.values()):
         return learner
     params, aux = jax.tree.map(put, old, new)
+    if (rate := getattr(learner.aux, "learning_rate", None)) is not None:
+        aux = aux._replace(learning_rate=rate)
     return learner._replace(params=params, aux=aux)
+
+
+def _without_rate(aux: Any) -> Any:
+    """A learner's `aux` without a learning rate that PPO adapts, which begins anew like the optimiser."""
+    return aux._replace(learning_rate=()) if hasattr(aux, "learning_rate") else aux

@@ -44,6 +44,9 @@ def test_networks_that_do_not_fit_are_refused() -> None:
     plain = nets.make_q(SPEC, hidden_sizes=(4,), head_size=0)
     with pytest.raises(nets.NetworkError, match=r"noise=0.5: only the library's own network"):
         agents.dqn.make(SPEC, DQNConfig(noise=0.5), plain)
+    for ours in ({"dueling": True}, {"head_size": 64}):
+        with pytest.raises(nets.NetworkError, match="is of the library's own network; leave it out"):
+            agents.dqn.make(SPEC, DQNConfig(**ours), plain)
     for values in ("categorical", "quantile"):
         with pytest.raises(
             nets.NetworkError, match=r"Discrete\(4\) needs P = 204 outputs: 51 numbers for the value of"

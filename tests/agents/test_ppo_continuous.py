@@ -204,6 +204,10 @@ BAD = [
         {"target_kl": 0.01, "learning_rate_schedule": "constant", "learning_rate": 0.1},
         r"^learning_rate=0.1 must be between 1e-05 and 0.01, where target_kl=0.01 keeps it; use 0.01\.$",
     ),
+    (
+        {"target_kl": 0.01, "learning_rate_schedule": "constant", "num_epochs": 1, "num_minibatches": 1},
+        r"^target_kl=0.01 compares the policy with .* takes one step a rollout; raise one of them\.$",
+    ),
     ({"value_hidden_sizes": (8,), "separate": False}, r"^value_hidden_sizes=\(8,\) needs separate=True"),
     ({"value_observations": ("a",), "separate": False}, r"differ, which needs a torso for each: use separate=True"),
     ({"value_observations": ("a",), "core": "lstm"}, r"core='lstm' would show the policy what the value sees"),

@@ -98,6 +98,10 @@ def test_what_does_not_fit_is_refused() -> None:
     assert VTraceConfig.atari(popart=True, reward_transform="none").popart
     with pytest.raises(ValueError, match=r"popart=True moves the weights of the value head, .*leave network out"):
         agents.vtrace.make(SPEC, CONFIG, nets.make(SPEC))
+    with pytest.raises(ValueError, match="popart_step_size=0.001 is of popart=True; leave it out"):
+        VTraceConfig(popart_step_size=1e-3)
+    with pytest.raises(ValueError, match="replay_capacity=10 is of a replay, which replay_fraction=0 does without"):
+        VTraceConfig(replay_capacity=10)
 
 
 @pytest.mark.slow

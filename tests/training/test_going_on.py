@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.agents.ppo import PPOAux
 from podracer.anakin import runner
 from podracer.result.result import Result
 from podracer.run import best as best_folder
@@ -19,6 +20,7 @@ from podracer.run.config import RunConfig
 from podracer.topology import processes
 from podracer.training import resolve, session
 from podracer.training.transfer import transferred
+from podracer.types import LearnerState
 from tests.support import harness
 from tests.support.small_run import AGENT, RUN
 
@@ -62,6 +64,16 @@ def test_a_finished_run_trains_further(copied, capsys):
         train(copied, 1000, resume=True)
     with pytest.raises(ValueError, match=r"run.total_steps: 2000 -> 3000"):
         train(copied, 3000)
+
+
+def test_an_adapted_learning_rate_begins_anew():
+    """It is the fresh one of each member, whatever the other run ended with."""
+    learner = lambda rates: LearnerState({"w": jnp.zeros((2, 3))}, (), {}, jnp.zeros(2), PPOAux((), (), rates))  # noqa: E731
+    for ended in (jnp.full(2, 0.01), ()):
+        source = types.SimpleNamespace(learner=learner(ended), best_member=1)
+        for fresh in (jnp.asarray([1e-5, 1e-4]), ()):
+            found = transferred(source, learner(fresh)).aux.learning_rate
+            np.testing.assert_array_equal(found, fresh)
 
 
 @pytest.mark.slow
