@@ -175,7 +175,8 @@ def population_hyper(
     unused = set() if used is None else set(defaults) - set(used)
     limits = {f.name: f.metadata for f in dataclasses.fields(config)}
     hyper = {name: np.full(population, value, np.float32) for name, value in defaults.items() if name not in unused}
-    for name, values in (overrides or {}).items():
+    overrides = overrides or {}
+    for name, values in overrides.items():
         where = f"hyper[{name!r}]"
         if name not in defaults:
             raise ValueError(f"{where}: not a tunable number of {type(config).__name__}; {suggest(name, defaults)}")

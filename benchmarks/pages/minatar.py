@@ -8,6 +8,7 @@ from pages import read, short_commit, table
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 NAMES = {"ppo": "PPO", "vtrace": "V-trace", "pqn": "PQN", "muzero": "MuZero", "dqn": "DQN"}
+NAMES |= {"efficientzero": "EfficientZero"}
 
 
 def ours() -> dict[str, Any]:

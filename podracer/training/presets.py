@@ -124,8 +124,9 @@ MINATAR_GAMES = tuple(name for name in envs_jax.names() if name.startswith("mina
 # points on asterix after two million steps, and with it 18 to 35. PPO's and PQN's are those of Gallici et al. 2024 for
 # MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are those of Young and Tian 2019, whose one lane are
 # eight here, and whose RMSProp has its 0.01 outside the root. V-trace's are our own, found on breakout: with the
-# defaults' fewer and smaller updates it stays at 6 points there. So are MuZero's: at first values differ by less than
-# they are wrong, and a search that scales them to [0, 1] all the same makes policies of noise.
+# defaults' fewer and smaller updates it stays at 6 points there. So are those of MuZero and EfficientZero: at first
+# values differ by less than they are wrong, and a search that scales them to [0, 1] all the same makes policies of
+# noise; and a model that cannot tell which action ends the game dies of it (docs/adr/0050-models-that-end.md).
 MINATAR: dict[str, Settings] = {
     "vtrace": Settings(
         {
@@ -188,8 +189,27 @@ MINATAR: dict[str, Settings] = {
             "torso": "minatar",
             "state_size": 128,
             "unroll_length": 2,
+            "termination_cost": 1.0,
             "replay_ratio": 4.0,
-            "replay_capacity": 1_000_000,
+            "replay_capacity": 200_000,
+        },
+        {"num_envs": 32, "total_steps": 1_000_000},
+    ),
+    "efficientzero": Settings(
+        {
+            "search": "gumbel",
+            "least_range": 0.3,
+            "torso": "minatar",
+            "state_size": 128,
+            "unroll_length": 2,
+            "horizon": 1,
+            "n_step": 10,
+            "termination_cost": 1.0,
+            "reanalyse": 0.0,
+            "priority_exponent": 0.0,
+            "importance_exponent": 0.0,
+            "replay_ratio": 4.0,
+            "replay_capacity": 200_000,
         },
         {"num_envs": 32, "total_steps": 1_000_000},
     ),
