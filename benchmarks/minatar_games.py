@@ -35,7 +35,10 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 FILE = RESULTS / "minatar.json"
 
 GAMES = presets.MINATAR_GAMES
-STEPS = {agent: presets.MINATAR[agent].run["total_steps"] for agent in ("ppo", "vtrace", "pqn", "muzero", "efficientzero", "dqn")}
+STEPS = {
+    agent: presets.MINATAR[agent].run["total_steps"]
+    for agent in ("ppo", "vtrace", "pqn", "muzero", "efficientzero", "dqn")
+}
 """Agents with the steps of their preset, in the order of their runs."""
 
 MODELS = ("muzero", "efficientzero")

@@ -159,7 +159,9 @@ def test_presets_of_minatar_fit_every_game(agent):
         assert config.discount == 0.5, "what is given goes first"
         assert config.torso == "minatar"
         assert found.names == {"preset": "minatar"}
-        assert found.run["total_steps"] == {"dqn": 5_000_000, "muzero": 1_000_000, "efficientzero": 1_000_000}.get(agent, 10_000_000)
+        assert found.run["total_steps"] == {"dqn": 5_000_000, "muzero": 1_000_000, "efficientzero": 1_000_000}.get(
+            agent, 10_000_000
+        )
     assert "--preset minatar" in presets.suggestion(agent, "minatar_seaquest")[0]
     with pytest.raises(ValueError, match=f"there is none for {agent} on catch"):
         presets.merge(agent, "catch", "minatar", None, presets.Settings())
