@@ -100,11 +100,6 @@ class R2D2Config(nets.NetworkConfig, OptimizerConfig, ResetConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.trace_length < self.rollout_length:
-            raise ValueError(
-                f"trace_length={self.trace_length} must be at least rollout_length={self.rollout_length}, from one "
-                f"sequence to the next, or rows between them are never learnt; use rollout_length={self.trace_length}."
-            )
         if self.burn_in < (rows := self.core_settings.rows_to_rebuild):
             raise ValueError(
                 f"burn_in={self.burn_in}: replay does not store the state of {self.core}, and burning in rebuilds it "

@@ -23,7 +23,8 @@ _LIKE_ONE = re.compile(r"mask|legal|valid|avail", re.IGNORECASE)
 def tell(experiment: Experiment) -> None:
     """Writes the notes of a run, one line each."""
     agent, spec = experiment.agent, experiment.environment.spec
-    lines = ignored_masks(agent, spec) + choices.flat_images(agent, spec, experiment.description["chosen"])
+    lines = ignored_masks(agent, spec) + rows_between_traces(agent)
+    lines += choices.flat_images(agent, spec, experiment.description["chosen"])
     for line in lines + choices.no_resets(agent, num_updates(agent, experiment.run)):
         note(line)
 
@@ -37,6 +38,17 @@ def ignored_masks(agent: Agent, spec: EnvSpec) -> list[str]:
         f"a mask that agents follow is called {action_masks.NAME} and stands at the top of a Dict."
         for name in _found(spec.observation_space, spec.action_space)
     ][:1]
+
+
+def rows_between_traces(agent: Agent) -> list[str]:
+    """A line where sequences of R2D2 begin at a larger distance than they learn from."""
+    trace = getattr(agent.config, "trace_length", None)
+    if trace is None or trace >= (distance := agent.config.rollout_length):
+        return []
+    return [
+        f"{distance - trace} of every {distance} rows are never learnt from: a sequence begins every "
+        f"rollout_length={distance} rows and learns from trace_length={trace}; rollout_length={trace} leaves none out."
+    ]
 
 
 def _found(space: Any, actions: Any) -> Iterator[str]:

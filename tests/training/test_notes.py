@@ -1,4 +1,4 @@
-"""A line says where an agent takes a mask, under another name or at another place, for numbers to see."""
+"""Notes before a run: of masks that an agent does not follow, and of rows that it does not learn from."""
 
 import types
 from typing import Any
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import podracer
-from podracer import spaces
+from podracer import agents, spaces
 from podracer.training import notes
 from podracer.types import EnvSpec, Transition
 
@@ -27,6 +27,16 @@ def test_a_mask_of_another_name_or_place_is_named(agent):
     )
     assert "takes action_mask in" in said(agent, {"inner": spaces.Dict({"action_mask": MASK})})
     assert "takes avail_actions in" in said(agent, {"avail_actions": MASK}, spaces.MultiDiscrete((2, 3)))
+
+
+def test_rows_that_r2d2_never_learns_from_are_counted():
+    spec = EnvSpec("shop", SEEN, FIVE)
+    made = lambda trace: agents.r2d2.make(spec, agents.R2D2Config(rollout_length=80, trace_length=trace))  # noqa: E731
+    assert notes.rows_between_traces(made(40)) == [
+        "40 of every 80 rows are never learnt from: a sequence begins every rollout_length=80 rows and learns from "
+        "trace_length=40; rollout_length=40 leaves none out."
+    ]
+    assert notes.rows_between_traces(made(80)) == notes.rows_between_traces(agents.ppo.make(spec)) == []
 
 
 def test_others_say_nothing():
