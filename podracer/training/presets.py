@@ -208,7 +208,7 @@ MINATAR: dict[str, Settings] = {
             "reanalyse": 0.0,
             "priority_exponent": 0.0,
             "importance_exponent": 0.0,
-            "replay_ratio": 4.0,
+            "replay_ratio": 8.0,
             "replay_capacity": 200_000,
         },
         {"num_envs": 32, "total_steps": 1_000_000},
