@@ -158,28 +158,28 @@ def members(population: int, overrides: Mapping[str, Any] | None) -> int:
 
 
 def population_hyper(
-    config: Any, population: int, overrides: Mapping[str, Any] | None, used: Iterable[str] | None = None
+    config: Any, population: int, overrides: Mapping[str, Any] | None, used: Mapping[str, Any] | None = None
 ) -> dict[str, np.ndarray]:
     """Returns the tunable numbers of every member: float32 [population] by name.
 
     Args:
-      config: an agent's config, for the defaults and the limits.
+      config: an agent's config, for the limits.
       population: number of members.
       overrides: numbers or sequences of length `population`, by field name.
-      used: the tunable numbers that the agent uses; all if None.
+      used: the tunable numbers that the agent uses, with their defaults; None for those of the config.
 
     Raises:
       ValueError: for a field that is not tunable or not used, a wrong length, or a value outside its limits.
     """
-    defaults = tunables(config)
-    unused = set() if used is None else set(defaults) - set(used)
-    limits = {f.name: f.metadata for f in dataclasses.fields(config)}
-    hyper = {name: np.full(population, value, np.float32) for name, value in defaults.items() if name not in unused}
+    of_config = tunables(config)
+    defaults = of_config if used is None else used
+    unused, limits = set(of_config) - set(defaults), {f.name: f.metadata for f in dataclasses.fields(config)}
+    hyper = {name: np.full(population, value, np.float32) for name, value in defaults.items()}
     overrides = overrides or {}
     for name, values in overrides.items():
         where = f"hyper[{name!r}]"
-        if name not in defaults:
-            raise ValueError(f"{where}: not a tunable number of {type(config).__name__}; {suggest(name, defaults)}")
+        if name not in of_config:
+            raise ValueError(f"{where}: not a tunable number of {type(config).__name__}; {suggest(name, of_config)}")
         if name in unused:
             raise ValueError(f"{where}: the agent does not use it with its settings; used: {', '.join(sorted(hyper))}.")
         array = np.asarray(values)

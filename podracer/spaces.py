@@ -153,6 +153,10 @@ class Box:
         low, high = (jnp.asarray(x) if isinstance(x, tuple) else x for x in (self.low, self.high))
         if not self.bounded:
             return jnp.clip(jax.random.normal(key, self.shape), low, high).astype(self.dtype)
+        with np.errstate(over="ignore"):
+            if not np.all(np.isfinite(np.asarray(self.high, self.dtype) - np.asarray(self.low, self.dtype))):
+                share = jax.random.uniform(key, self.shape, self.dtype)  # of a width beyond the largest number
+                return low * (1 - share) + high * share
         return jax.random.uniform(key, self.shape, self.dtype, low, high)
 
     def contains(self, value: Any) -> bool:

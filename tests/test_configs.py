@@ -134,6 +134,8 @@ def test_population_hyper() -> None:
     np.testing.assert_array_equal(hyper["rate"], np.full(3, 7.0))
     assert all(value.dtype == np.float32 for value in hyper.values())
     np.testing.assert_array_equal(configs.population_hyper(Example(rate=2.0), 2, None)["rate"], [2.0, 2.0])
+    used = configs.population_hyper(Example(), 2, {"rate": 7}, {"rate": 3.0, "mine": 0.25})
+    assert {name: values.tolist() for name, values in used.items()} == {"rate": [7.0, 7.0], "mine": [0.25, 0.25]}
 
 
 @pytest.mark.parametrize(

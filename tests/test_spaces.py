@@ -61,6 +61,8 @@ def test_samples_and_membership():
         sample = np.asarray(whole.sample(jax.random.key(0)))
         assert whole.contains(sample)
         assert np.ptp(sample.astype(np.int64)) > 2**31
+    wide = spaces.Box(-3e38, 3e38, (100,))
+    assert wide.contains(wide.sample(jax.random.key(0))), "its width is beyond float32"
     half = spaces.Box([0.0, -np.inf], [1.0, np.inf])
     samples = np.asarray(jax.vmap(half.sample)(jax.random.split(jax.random.key(0), 200)))
     assert (samples[:, 0].min(), samples[:, 0].max()) == (0.0, 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from podracer.types import ArrayTree
 
@@ -55,7 +56,8 @@ def feed_forward(
 ) -> Network:
     """A `Network` from a user's own `init(key) -> params` and `apply(params, observation [N, ...])`.
 
-    `apply` returns policy outputs [N, P] (see `podracer.distributions` for what P must be) and values [N].
+    `apply` returns policy outputs [N, P] (see `podracer.distributions` for what P must be) and values [N]. Those of 16
+    bits become float32.
     """
 
     def unroll(params: ArrayTree, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
@@ -63,6 +65,9 @@ def feed_forward(
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), inputs.observation)
         match apply(params, flat):
             case (jax.Array(ndim=2) as outputs, jax.Array() as values) if values.shape == (T * B,):
+                # Sums over many actions, and ratios of probabilities, need more than 16 bits.
+                widened = lambda x: x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x  # noqa: E731
+                outputs, values = widened(outputs), widened(values)
                 return outputs.reshape(T, B, -1), values.reshape(T, B), state
             case other:
                 raise NetworkError(

@@ -73,7 +73,7 @@ def check(
     if not _is_array(found) or found.shape[:-1] != (T, B) or not _is_array(values) or values.shape != (T, B):
         raise NetworkError(
             f"the network returns outputs {_show(found)} and values {_show(values)} for rows [{T}, {B}]; they must "
-            f"be floats [{T}, {B}, P] and [{T}, {B}]."
+            f"be float32 [{T}, {B}, P] and [{T}, {B}]."
         )
     P, meaning = outputs or _outputs(spec, action_values, num_bins)
     if found.shape[-1] != P:
@@ -107,7 +107,7 @@ def check_critic(critic: Any, rows: Callable[[], Inputs], num_actions: int, agen
     if not _is_array(values) or values.ndim != 3 or values.shape[1:] != (B, num_values):
         raise NetworkError(
             f"the critics return {_show(values)} for observations [1, {B}] and actions [{B}, {num_actions}]; {agent} "
-            f"needs floats [N, {B}, {num_values}], a value of each of N critics."
+            f"needs float32 [N, {B}, {num_values}], a value of each of N critics."
         )
 
 
@@ -180,7 +180,8 @@ def _trace(name: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct) and jnp.issubdtype(x.dtype, jnp.floating)
+    """Returns True for floats of 32 bits or more, in which probabilities and their ratios are exact enough."""
+    return isinstance(x, jax.ShapeDtypeStruct) and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
 
 
 def _types(tree: Any) -> Any:

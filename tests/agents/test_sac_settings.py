@@ -231,7 +231,7 @@ def test_numbers_without_effect_are_not_tunable() -> None:
 def test_networks_that_do_not_fit_are_refused() -> None:
     own = nets.critics.make(SPEC, (4,), "relu", num_critics=2, num_actions=A, with_std=True)
     flat = own._replace(critic=own.critic._replace(apply=lambda *args: own.critic.apply(*args)[..., 0]))
-    with pytest.raises(nets.NetworkError, match=r"the critics return float32 \[2, 3\] .* needs floats \[N, 3, 1\]"):
+    with pytest.raises(nets.NetworkError, match=r"the critics return float32 \[2, 3\] .* needs float32 \[N, 3, 1\]"):
         agents.sac.make(SPEC, None, flat)
     with pytest.raises(nets.NetworkError, match="needs P = 2 outputs: 2 means; the network returns 4"):
         agents.sac.make(SPEC, SACConfig(policy="deterministic"), own)

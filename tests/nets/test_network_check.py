@@ -91,7 +91,12 @@ MISTAKES = {
     "integers": (
         DISCRETE,
         flat(apply=lambda p, o: (o.astype(int), o[:, 0])),
-        r"they must be floats \[2, 3, P\] and \[2, 3\]",
+        r"they must be float32 \[2, 3, P\] and \[2, 3\]",
+    ),
+    "halves": (
+        DISCRETE,
+        recurrent(lambda *x: jax.tree.map(lambda x: x.astype(jnp.bfloat16), returns()(*x))),
+        r"returns outputs bfloat16 \[2, 3, 2\] and values bfloat16 .* they must be float32",
     ),
     "values of rows": (
         DISCRETE,
@@ -214,3 +219,12 @@ def test_right_networks(action):
     if action is DISCRETE:
         nets.check(nets.make_q(spec, hidden_sizes=(4,), head_size=4), spec, "r2d2", action_values=True)
         nets.check(recurrent(returns()), spec, "ppo")
+
+
+def test_outputs_of_16_bits_become_float32():
+    network = flat(
+        apply=lambda p, o: (o.astype(jnp.bfloat16) @ jnp.ones((4, 2), jnp.bfloat16), o[:, 0].astype(jnp.float16))
+    )
+    inputs = nets.Inputs(jnp.ones((2, 3, 4)), jnp.zeros((2, 3)), jnp.ones((2, 3), bool), ())
+    outputs, values, _ = network.apply(network.init(jax.random.key(0)), inputs, ())
+    assert outputs.dtype == values.dtype == jnp.float32
