@@ -211,6 +211,7 @@ class Functions(abc.ABC):
             learn=learn,
             hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
+            spec=self.spec,
             **others,
         )
 

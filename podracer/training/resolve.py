@@ -27,7 +27,7 @@ from podracer.run.driver import Driver
 from podracer.run.record import Experiment
 from podracer.sebulba.driver import Sebulba
 from podracer.training import choices
-from podracer.types import Agent, Environment, HostEnvironments
+from podracer.types import Agent, Environment, EnvSpec, HostEnvironments
 from podracer.version import __version__
 
 MAX_UPDATES = 2**31 - 1
@@ -220,7 +220,25 @@ def _agent(agent: Any, environment: Any, config: Any, network: Network | None, o
         raise ValueError(
             "config, network and optimizer belong to an agent given by name; pass them to the agent you made."
         )
+    _check_spec(agent.spec, environment.spec)
     return agent
+
+
+def _check_spec(made_for: EnvSpec | None, here: EnvSpec) -> None:
+    """Checks that an agent that is made already was made for an environment like this one.
+
+    Raises:
+      ValueError: where other things are seen, done or played.
+    """
+    if made_for is None:
+        return
+    for name in ("observation_space", "action_space", "tasks", "num_players"):
+        there, found = getattr(made_for, name), getattr(here, name)
+        if there != found:
+            raise ValueError(
+                f"agent: it was made for {made_for.name}, whose {name} is {there}, and {here.name} has {found}; make "
+                "it with the spec of the environment that it is trained in."
+            )
 
 
 def num_updates(agent: Agent, run: RunConfig) -> float:

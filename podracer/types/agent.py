@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from podracer.types.environment import (
     ArrayTree,
+    EnvSpec,
     Metrics,
     TimeStep,
     Trajectory,
@@ -285,6 +286,7 @@ class Agent(NamedTuple):
         evaluation.
       cautions: metrics to look at for the user.
       loss: the loss whose gradient `learn` takes, for outer objectives (`podracer.anakin.update`); None without one.
+      spec: of the environment that it was made for, to be compared with the one that it is trained in; None for any.
     """
 
     name: str
@@ -303,3 +305,4 @@ class Agent(NamedTuple):
     best: BestFn | None = None
     cautions: tuple[Caution, ...] = ()
     loss: LossFn | None = None
+    spec: EnvSpec | None = None

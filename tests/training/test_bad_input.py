@@ -3,7 +3,7 @@
 import pytest
 
 import podracer
-from podracer import nets
+from podracer import nets, spaces
 from tests.support.small_run import AGENT, RUN, Cliff, train
 
 
@@ -69,6 +69,16 @@ def test_options_for_an_object():
     agent = podracer.agents.vtrace.make(Cliff().spec)
     with pytest.raises(ValueError, match="config, network and optimizer belong to an agent given by name"):
         podracer.train(agent, Cliff(), config=AGENT, **RUN)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("action_space", spaces.Discrete(9)), ("observation_space", spaces.Box(-7, 7, (2,)))]
+)
+def test_an_agent_that_was_made_for_another_environment(field, value):
+    """Of the same shapes, too: other bounds would be learnt in silence."""
+    agent = podracer.agents.vtrace.make(Cliff().spec._replace(**{field: value}))
+    with pytest.raises(ValueError, match=rf"agent: it was made for .*, whose {field} is .*; make it with the spec"):
+        podracer.train(agent, Cliff(), **RUN)
 
 
 def test_a_run_directory_that_cannot_be(tmp_path):
