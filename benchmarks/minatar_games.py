@@ -25,6 +25,7 @@ import numpy as np
 import script
 
 from podracer.bench import measure
+from podracer.run import metrics
 from podracer.suite import aggregates, collection, pictures
 from podracer.suite.jobs import Job
 from podracer.system import children
@@ -201,11 +202,41 @@ def all_runs(folder: pathlib.Path) -> list[collection.Collection]:
     return collections
 
 
-def ahead(agent: str, agents: dict[str, Any]) -> dict[str, Any]:
-    """The gate of an agent with a model: at its end it is ahead of DQN after as many steps, on three of five games."""
+def unfinished_runs(folder: pathlib.Path, agents: dict[str, Any]) -> dict[str, Any]:
+    """The curves of runs that go on, in the file of results and in suites: by agent and game, `curves` and `commits`.
+
+    Args:
+      folder: of the suites.
+      agents: summaries of the runs that have ended, by agent and game.
+    """
+    found = json.loads(FILE.read_text())["results"].get("unfinished", {}) if FILE.exists() else {}
+    for agent, game in itertools.product(STEPS, GAMES):
+        directories = sorted((folder / agent / "runs").glob(f"{game}-[0-9]*"))
+        for path in [directory / "metrics.jsonl" for directory in directories if directory.is_dir()]:
+            rows = metrics.read(path)
+            curve = [(row["env_steps"], row["eval/return_mean"]) for row in rows if "eval/return_mean" in row]
+            commit = json.loads(path.parent.with_suffix(".start.json").read_text())["commit"]
+            one = found.setdefault(agent, {}).setdefault(game, {})
+            one[path.parent.name.removeprefix(f"{game}-")] = {"curve": curve, "commit": commit}
+    ended = {agent: set(games) for agent, games in agents.items()}
+    return {
+        agent: left
+        for agent, games in found.items()
+        if (left := {game: one for game, one in games.items() if game not in ended.get(agent, ())})
+    }
+
+
+def ahead(agent: str, agents: dict[str, Any], unfinished: dict[str, Any]) -> dict[str, Any]:
+    """The gate of an agent with a model: at its end it is ahead of DQN after as many steps, on three of five games.
+
+    Runs of DQN that go on count once they have come so far.
+    """
+    curves = {game: one["curves"] for game, one in agents.get("dqn", {}).items()}
+    for game, runs in unfinished.get("dqn", {}).items():
+        curves[game] = [run["curve"] for run in runs.values() if run["curve"] and run["curve"][-1][0] >= STEPS[agent]]
     bounds = {}
-    for game, one in agents.get("dqn", {}).items():
-        points = [min(curve, key=lambda point: abs(point[0] - STEPS[agent])) for curve in one["curves"]]
+    for game in (game for game in GAMES if curves.get(game)):
+        points = [min(curve, key=lambda point: abs(point[0] - STEPS[agent])) for curve in curves[game]]
         bounds[game] = round(float(np.mean([mean for _, mean in points])), 2)
     scores = agents.get(agent, {})
     reached = [game for game, bound in bounds.items() if game in scores and scores[game]["mean"] > bound]
@@ -213,11 +244,12 @@ def ahead(agent: str, agents: dict[str, Any]) -> dict[str, Any]:
     return gate | {"reached": reached, "holds": len(reached) >= 3}
 
 
-def gates(agents: dict[str, Any]) -> list[dict[str, Any]]:
+def gates(agents: dict[str, Any], unfinished: dict[str, Any]) -> list[dict[str, Any]]:
     """The gates: a share of what others publish of the family, on enough of their games, and `ahead`.
 
     Args:
       agents: summaries by game, by agent.
+      unfinished: of `unfinished_runs`.
     """
     found = []
     for one in (published for published in PUBLISHED if published.agent):
@@ -226,16 +258,18 @@ def gates(agents: dict[str, Any]) -> list[dict[str, Any]]:
         reached = [game for game, bound in bounds.items() if game in scores and scores[game]["mean"] >= bound]
         gate = {"agent": one.agent, "beside": f"{one.algorithm}, {one.source}", "bounds": bounds, "reached": reached}
         found.append(gate | {"holds": len(reached) >= len(bounds) - one.others})
-    return [*found, *(ahead(agent, agents) for agent in MODELS)]
+    return [*found, *(ahead(agent, agents, unfinished) for agent in MODELS)]
 
 
 def write(runs: pathlib.Path) -> bool:
     """Writes all results that there are; returns True where all gates hold, and one of those of `MODELS`."""
     collections = all_runs(runs)
     agents = {one.label: summary(one) for one in collections}
-    found = gates(agents)
+    unfinished = unfinished_runs(runs, agents)
+    found = gates(agents, unfinished)
     commands = {agent: " ".join(command(agent, Arguments.seeds, pathlib.Path("DIR"))) for agent in STEPS}
     written = {"agents": agents, "published": [one._asdict() for one in PUBLISHED], "gates": found}
+    written["unfinished"] = unfinished
     measure.write(FILE, "python benchmarks/minatar_games.py", {"commands": commands}, written)
     pictures.curves(collections, RESULTS / "minatar.png")
     for agent, games in agents.items():
