@@ -72,7 +72,7 @@ class Optimizer(NamedTuple):
         Raises:
           OptimizerError: where the user's cannot make one, or a number that the optimiser uses is missing.
         """
-        if missing := [name for name in self.uses if name not in hyper]:
+        if missing := [name for name in (*self.uses, "max_grad_norm") if name not in hyper]:
             raise OptimizerError(
                 f"the optimiser needs {', '.join(missing)}, and hyper has {', '.join(sorted(hyper))}; give the agent's "
                 "config these fields: configs.field(..., tunable=True)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,14 +42,29 @@ def over_shards(function: Callable[..., tuple[ArrayTree, ArrayTree]], *by_shard:
     # What is shared has no axis of shards: out_axes=None refuses what was not reduced.
     mapped = jax.vmap(function, axis_name="shard", out_axes=(0, None))
     if jax.tree.leaves(by_shard)[0].shape[0] > 1 or platform() == "tpu":
-        return mapped(*by_shard)
+        return _reduced(mapped, *by_shard)
     if lax.psum(1, DATA_AXIS) > 1:
-        jax.eval_shape(mapped, *by_shard)  # traced for its refusal alone: copies on other devices would drift apart
+        jax.eval_shape(
+            functools.partial(_reduced, mapped), *by_shard
+        )  # traced for its refusal alone: copies on other devices would drift apart
     # A vmap over one shard gives XLA arrays with a dim of one. On a GPU JAX then scatters rows into buffers, which
     # takes further launches, and on CPU PQN with convolutions takes 1.3 times as long (docs/adr/0048).
     one = jax.vmap(function, in_axes=None, out_axes=None, axis_name="shard", axis_size=1)
     own, shared = one(*jax.tree.map(lambda x: x[0], by_shard))
     return jax.tree.map(lambda x: x[None], own), shared
+
+
+def _reduced(mapped: Callable[..., Any], *by_shard: ArrayTree) -> Any:
+    """Calls a function under `vmap`, whose error for what was not reduced is of its own words."""
+    try:
+        return mapped(*by_shard)
+    except ValueError as error:
+        if "out_axes is None" not in str(error):
+            raise
+        raise ValueError(
+            "learn returns parameters, numbers or metrics that differ between shards: sum the gradient and metrics "
+            "over all of them, as podracer.learning.update.apply or podracer.topology.collectives.global_sum does."
+        ) from error
 
 
 def local_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -140,10 +140,11 @@ def test_a_number_that_an_optimizer_uses_may_not_be_missing() -> None:
     """An epsilon of 0 would make a NaN of the first gradient that is 0."""
     params = {"w": jnp.zeros(2)}
     with pytest.raises(
-        OptimizerError, match=r"needs optimizer_eps, and hyper has learning_rate; give the agent's config"
+        OptimizerError,
+        match=r"needs optimizer_eps, max_grad_norm, and hyper has learning_rate; give the agent's config",
     ):
         optimizer.make("adam").init(params, {"learning_rate": jnp.float32(0.1)})
-    optimizer.make("sgd").init(params, {"learning_rate": jnp.float32(0.1)})
+    optimizer.make("sgd").init(params, {"learning_rate": jnp.float32(0.1), "max_grad_norm": jnp.float32(1.0)})
 
 
 def test_a_rate_in_the_state_follows_no_schedule() -> None:
