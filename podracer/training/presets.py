@@ -266,7 +266,7 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
     found = merged(*layers, given)
     if preset_settings.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
         return _with_periods(agent, found, preset_settings)
-    if agent == "efficientzero" and preset:
+    if agent == "efficientzero" and preset and preset not in TASKS:
         total_steps = configs.from_json(RunConfig, found.run).total_steps
         fitted = papers.by_run(preset, found.agent, _task(environment), total_steps)
         return found._replace(agent={**found.agent, **fitted, **given.agent})

@@ -158,6 +158,7 @@ def test_presets_of_minatar_fit_every_game(agent):
         config = configs.from_json(AGENTS[agent][0], found.agent)
         assert config.discount == 0.5, "what is given goes first"
         assert config.torso == "minatar"
+        assert found.agent.items() >= presets.MINATAR[agent].agent.items() - {("discount", 0.99)}
         assert found.names == {"preset": "minatar"}
         assert found.run["total_steps"] == {"dqn": 5_000_000, "muzero": 1_000_000, "efficientzero": 1_000_000}.get(
             agent, 10_000_000
