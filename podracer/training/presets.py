@@ -126,7 +126,8 @@ MINATAR_GAMES = tuple(name for name in envs_jax.names() if name.startswith("mina
 # eight here, and whose RMSProp has its 0.01 outside the root. V-trace's are our own, found on breakout: with the
 # defaults' fewer and smaller updates it stays at 6 points there. So are those of MuZero and EfficientZero: at first
 # values differ by less than they are wrong, and a search that scales them to [0, 1] all the same makes policies of
-# noise; and a model that cannot tell which action ends the game dies of it (docs/adr/0050-models-that-end.md).
+# noise; and a model that cannot tell which action ends the game dies of it (docs/adr/0050-models-that-end.md). Nothing
+# reanalyses EfficientZero's values here, which costs too much time, so that they keep their ten rewards.
 MINATAR: dict[str, Settings] = {
     "vtrace": Settings(
         {
