@@ -186,7 +186,7 @@ class Table(nn.Module):
 
 
 class Ending(Table):
-    """Of state 3 an episode has terminated, and of others with a probability of three quarters."""
+    """A table whose state 3 is an end, and whose others are ends with a probability of three quarters."""
 
     def termination(self, state):
         return jnp.where(state[:, 0] == 3, np.inf, np.log(3.0))

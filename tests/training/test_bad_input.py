@@ -75,7 +75,7 @@ def test_options_for_an_object():
     ("field", "value"), [("action_space", spaces.Discrete(9)), ("observation_space", spaces.Box(-7, 7, (2,)))]
 )
 def test_an_agent_that_was_made_for_another_environment(field, value):
-    """Of the same shapes, too: other bounds would be learnt in silence."""
+    """Equal shapes do not suffice: other bounds would be learnt in silence."""
     agent = podracer.agents.vtrace.make(Cliff().spec._replace(**{field: value}))
     with pytest.raises(ValueError, match=rf"agent: it was made for .*, whose {field} is .*; make it with the spec"):
         podracer.train(agent, Cliff(), **RUN)
