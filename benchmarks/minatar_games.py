@@ -203,7 +203,7 @@ def all_runs(folder: pathlib.Path) -> list[collection.Collection]:
 
 
 def unfinished_runs(folder: pathlib.Path, agents: dict[str, Any]) -> dict[str, Any]:
-    """The curves of runs that go on, in the file of results and in suites: by agent and game, `curves` and `commits`.
+    """The runs that go on, in the file of results and in suites, by agent, game and seed: `curve` and `commit`.
 
     Args:
       folder: of the suites.

@@ -7,8 +7,14 @@ from typing import Any
 from pages import read, short_commit, table
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-NAMES = {"ppo": "PPO", "vtrace": "V-trace", "pqn": "PQN", "muzero": "MuZero", "dqn": "DQN"}
-NAMES |= {"efficientzero": "EfficientZero"}
+NAMES = {
+    "ppo": "PPO",
+    "vtrace": "V-trace",
+    "pqn": "PQN",
+    "muzero": "MuZero",
+    "efficientzero": "EfficientZero",
+    "dqn": "DQN",
+}
 
 
 def ours() -> dict[str, Any]:

@@ -184,7 +184,7 @@ def loss(
         "consistency": valid[1:] * prefix_models.cosine_loss(predictions.forecast, projections),
     }
     if config.termination_cost:
-        sums["termination"] = valid[1:] * windows.surprise(predictions.termination, target.ended[1:])
+        sums["termination"] = valid[1:] * windows.termination_loss(predictions.termination, target.ended[1:])
     mean = lambda x: jnp.sum(weight * jnp.sum(x, axis=0)) / (K * batch_size)  # noqa: E731
     metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
     total = metrics["loss/prefix"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
@@ -211,7 +211,7 @@ def make(
     """
     base.check_discrete(spec, "efficientzero")
     stacked = nets.stacked_spec(spec, config.frame_stack)
-    windows.check_terminations(config.termination_cost, network, network is not None and network.terminations)
+    world_models.check_terminations(config.termination_cost, network, network is not None and network.terminations)
     model = network or prefix_models.make(stacked, config, terminations=config.termination_cost > 0)
     augments = config.augment and world_models.chosen_torso(stacked, config.torso) == "convolutions"
     bins, rule, plan = _bins(config), _optimizer(config, optimizer), planner(spec, config, model)

@@ -157,7 +157,7 @@ def loss(
         if k:
             sums["reward"] += scale * target.valid[k] * bins.cross_entropy(reward, target.reward[k])
             if config.termination_cost:
-                sums["termination"] += scale * target.valid[k] * windows.surprise(logit, target.ended[k])
+                sums["termination"] += scale * target.valid[k] * windows.termination_loss(logit, target.ended[k])
         sums["value"] += scale * target.valid[k] * bins.cross_entropy(value, target.value[k])
         cross_entropy = -jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
         sums["policy"] += scale * target.acted[k] * cross_entropy
@@ -181,7 +181,7 @@ def make(
       ValueError: for an action space, or a model (`podracer.search.world_models.WorldModel`), that does not fit.
     """
     base.check_discrete(spec, "muzero")
-    windows.check_terminations(config.termination_cost, network, network is not None and bool(network.termination))
+    world_models.check_terminations(config.termination_cost, network, network is not None and bool(network.termination))
     model, bins = network or _model(spec, config), _bins(spec, config)
     rule = config.make_optimizer(optimizer)
     functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)

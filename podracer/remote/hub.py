@@ -225,7 +225,8 @@ class Hub:
                 block = pool.fitting(free)
                 assert block
                 self._open(block, session)
-        # Evaluations come on top of what workers have room for: whoever has least of them, as much as it has room for.
+        # Evaluations come on top of a worker's lanes. The one with the smallest share gets the next block, of at most
+        # so many lanes.
         for pool in self._pools if sessions else ():
             while pool.evaluation and pool.of[State.EMPTY]:
                 session = min(sessions, key=lambda session: session.evaluating / session.lanes)

@@ -17,7 +17,7 @@ from podracer import configs
 DEFAULT_BLOCK = 64
 """Lanes that a worker steps together at most, unless `Remote.block` says otherwise."""
 
-OF_A_PROCESS = ("listen", "tls_cert", "tls_key", "client_ca", "token_file", "metrics", "announce")
+PER_PROCESS = ("listen", "tls_cert", "tls_key", "client_ca", "token_file", "metrics", "announce")
 """Fields of `Remote` in which the processes of a pod may differ: addresses and files."""
 
 

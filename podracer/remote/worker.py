@@ -40,7 +40,7 @@ RETRIES = 3
 """Times that a worker is sent away before it gives up; it comes back after all but the last."""
 
 SOUND_SECONDS = 300.0
-"""Seconds of a stream after which earlier times no longer count."""
+"""Seconds of a stream after which it is no longer counted how often the worker was sent away before."""
 
 WELCOME_SECONDS = 30.0
 """Seconds in which a learner must answer a stream that it accepted; longer than gRPC tries to connect."""

@@ -92,25 +92,9 @@ def of_trajectory(trajectory: Trajectory, discount: jax.Array, config: Any, **ot
     return targets(step, timesteps.discount, extras["policy"], extras["value"], **numbers, **others)
 
 
-def surprise(logit: jax.Array, ended: jax.Array) -> jax.Array:
+def termination_loss(logit: jax.Array, ended: jax.Array) -> jax.Array:
     """Computes the binary cross-entropy [...] of logits [...] that an episode has terminated, and `Targets.ended`."""
     return jax.nn.softplus(logit) - ended * logit
-
-
-def check_terminations(cost: float, network: Any, predicts: bool) -> None:
-    """Checks that a user's model predicts terminations just where there is a loss of them.
-
-    Args:
-      cost: `termination_cost`.
-      network: the user's model, or None.
-      predicts: True if it predicts terminations.
-
-    Raises:
-      ValueError: if it does not fit.
-    """
-    if network is not None and predicts != (cost > 0):
-        has = "predicts terminations; use 1" if predicts else "predicts no terminations; use 0"
-        raise ValueError(f"termination_cost={cost:g}: network= {has}.")
 
 
 def outside(target: Targets, bins: Bins) -> jax.Array:

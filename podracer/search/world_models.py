@@ -124,6 +124,22 @@ def make(spec: EnvSpec, sizes: Sizes, *, terminations: bool = False) -> WorldMod
     return WorldModel(init, method("represent"), method("dynamics"), method("predict"), termination)
 
 
+def check_terminations(cost: float, network: Any, predicts: bool) -> None:
+    """Checks that a user's model predicts terminations just where there is a loss of them.
+
+    Args:
+      cost: `termination_cost`.
+      network: the user's model, or None.
+      predicts: True if it predicts terminations.
+
+    Raises:
+      ValueError: if it does not fit.
+    """
+    if network is not None and predicts != (cost > 0):
+        has = "predicts terminations; use 1" if predicts else "predicts no terminations; use 0"
+        raise ValueError(f"termination_cost={cost:g}: network= {has}.")
+
+
 def chosen_torso(spec: EnvSpec, torso: Torso) -> Torso:
     """The torso for an environment, frames stacked: "auto" becomes one of the others.
 

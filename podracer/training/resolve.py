@@ -228,7 +228,7 @@ def _check_spec(made_for: EnvSpec | None, here: EnvSpec) -> None:
     """Checks that an agent that is made already was made for an environment like this one.
 
     Raises:
-      ValueError: where other things are seen, done or played.
+      ValueError: where observations, actions, tasks or the number of players differ.
     """
     if made_for is None:
         return

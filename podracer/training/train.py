@@ -156,7 +156,7 @@ def train(
         with span("check"):
             experiment.driver.check()
         source = _source(init_from, trust, experiment)
-        processes.check_equal(workers.without_places(configs.to_json(experiment.description)))
+        processes.check_equal(workers.shared_description(configs.to_json(experiment.description)))
         hints = [] if resume or names else presets.suggestion(agent, environment)
         with contextlib.ExitStack() as stack:
             if directory is not None:

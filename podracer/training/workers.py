@@ -9,7 +9,7 @@ from typing import Any
 
 from podracer import configs
 from podracer.errors import PeerError
-from podracer.remote.settings import OF_A_PROCESS, Remote
+from podracer.remote.settings import PER_PROCESS, Remote
 from podracer.run import rundir
 from podracer.run.config import RunConfig
 from podracer.types import HostEnvironments
@@ -45,9 +45,9 @@ class Workers:
         """The workers' part of a run's description: names of files, never their content."""
         return {"remote": configs.to_json(self._settings)} if self.step else {}
 
-    def without_places(self, description: Mapping[str, Any]) -> dict[str, Any]:
-        """A run's description without the addresses and files that each process of a pod has of its own."""
-        remote = {name: x for name, x in description.get("remote", {}).items() if name not in OF_A_PROCESS}
+    def shared_description(self, description: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of a run's description that all processes of a pod share: without addresses and files."""
+        remote = {name: x for name, x in description.get("remote", {}).items() if name not in PER_PROCESS}
         return {**description, **({"remote": remote} if remote else {})}
 
     def _step(self, name: str, local: Any, options: dict[str, Any] | None, run: RunConfig) -> HostEnvironments:

@@ -71,10 +71,10 @@ def test_settings_of_a_resumed_run_are_changed_one_by_one(tmp_path, monkeypatch)
 
 def test_processes_of_a_pod_have_addresses_of_their_own(tmp_path):
     made = [Workers(Remote(listen=f"10.0.0.{i}:1", token_file=f"{i}", insecure=True, block=2), None) for i in (1, 2)]
-    one, other = (each.without_places({"seed": 1} | each.described()) for each in made)
+    one, other = (each.shared_description({"seed": 1} | each.described()) for each in made)
     assert one == other
     assert one["remote"]["block"] == 2
-    assert Workers(None, None).without_places({"seed": 1}) == {"seed": 1}
+    assert Workers(None, None).shared_description({"seed": 1}) == {"seed": 1}
 
 
 @pytest.mark.parametrize(
